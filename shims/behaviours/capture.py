@@ -1,0 +1,319 @@
+"""Capture of hidden states in a vLLM worker: forward hooks on decoder layers, rows tied to request ids.
+
+The model's own forward stays as it is, so whatever an architecture does there (embedding scale,
+extra inputs, renamed members) is kept. Which rows of a step belong to which request is read from
+the model runner; then the token ids and positions that really passed through the model are compared
+with the request, row by row. Anything that does not agree is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from shims.errors import WrongStatesError
+
+# Replied by a worker whose capture is the shims'; the stock extension replies None.
+PROTOCOL = 1
+
+
+@dataclass
+class _Request:
+    """What is known and captured of one request.
+
+    `states[i]` is [tokens of the prompt, hidden size] for the i-th captured layer, on the CPU.
+    """
+
+    token_ids: list[int]
+    states: list[Any] = field(default_factory=list)
+    seen: Any = None  # bool [tokens of the prompt]
+
+
+@dataclass
+class _Step:
+    """What passed through the model in one step, on the device."""
+
+    order: list[str] | None = None
+    token_ids: Any = None
+    positions: Any = None
+    states: dict[int, Any] = field(default_factory=dict)
+
+
+class Capture:
+    """Follows one model runner. Built in each worker; records on rank 0 only, where states are whole.
+
+    Args:
+        worker: vLLM's worker, with the model loaded.
+        layer_ids: layers after which the residual stream is taken (convention `after`), ascending.
+
+    Raises:
+        WrongStatesError: the model or the runner cannot be followed.
+    """
+
+    def __init__(self, worker: Any, layer_ids: Iterable[int]) -> None:
+        self.layer_ids = sorted(set(layer_ids))
+        self.requests: dict[str, _Request] = {}
+        self._step: _Step | None = None
+        self._runner = worker.model_runner
+        self.records = worker.rank == 0
+        self.runner = _runner_kind(self._runner)
+        self.model = type(_model_of(self._runner)).__name__
+        if self.records:
+            self._attach()
+
+    def _attach(self) -> None:
+        base = _decoder_stack(_model_of(self._runner))
+        layers = base.layers
+        absent = [i for i in self.layer_ids if i >= len(layers) or type(layers[i]).__name__ == "PPMissingLayer"]
+        if absent:
+            raise WrongStatesError(
+                f"worker, {type(base).__name__}.layers",
+                f"the decoder layers {self.layer_ids} in this worker",
+                f"layers {absent} are missing of {len(layers)} (pipeline parallel keeps them in another process)",
+                "use tensor parallel only (pipeline-parallel size 1)",
+            )
+        layers[self.layer_ids[0]].register_forward_pre_hook(self._before_first, with_kwargs=True)
+        for layer_id in self.layer_ids:
+            layers[layer_id].register_forward_hook(self._after(layer_id))
+        _embedding_of(base).register_forward_pre_hook(self._embedding, with_kwargs=True)
+        self._follow_runner()
+
+    def _follow_runner(self) -> None:
+        runner, execute = self._runner, self._runner.execute_model
+
+        def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("dummy_run") or not scheduler_output.total_num_scheduled_tokens:
+                return execute(scheduler_output, *args, **kwargs)
+            for new in scheduler_output.scheduled_new_reqs:
+                self.requests[new.req_id] = _Request(list(new.prompt_token_ids or []))
+            self._step = _Step()
+            try:
+                result = execute(scheduler_output, *args, **kwargs)
+                self._keep(self._step, scheduler_output.num_scheduled_tokens)
+                return result
+            finally:
+                self._step = None
+
+        runner.execute_model = execute_model
+        if self.runner == "v2":
+            prepare = runner.prepare_inputs
+
+            def prepare_inputs(*args: Any, **kwargs: Any) -> Any:
+                batch = prepare(*args, **kwargs)
+                if self._step is not None:
+                    self._step.order = list(batch.req_ids)
+                return batch
+
+            runner.prepare_inputs = prepare_inputs
+
+    # Hooks. Each does nothing outside a real step: warm-up and profiling pass through them too.
+
+    def _embedding(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._step is not None:
+            ids = args[0] if args else next(iter(kwargs.values()))
+            self._step.token_ids = ids.detach().clone()
+
+    def _before_first(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        step = self._step
+        if step is None:
+            return
+        if self.runner == "v1":
+            step.order = list(self._runner.input_batch.req_ids)
+        positions = kwargs.get("positions")
+        if positions is None:
+            positions = next((a for a in args if not a.is_floating_point()), None)
+        if positions is not None:
+            # Multimodal rotary embeddings carry one row per axis; on text all rows are equal.
+            step.positions = (positions[0] if positions.dim() > 1 else positions).detach().clone()
+
+    def _after(self, layer_id: int) -> Callable[[Any, Any, Any], None]:
+        def hook(module: Any, inputs: Any, output: Any) -> None:
+            if self._step is not None:
+                self._step.states[layer_id] = residual_stream(output, type(module).__name__)
+
+        return hook
+
+    def _keep(self, step: _Step, scheduled: dict[str, int]) -> None:
+        """Move one step's rows to the CPU and hand them to their requests, after checking each."""
+        import torch
+
+        total = sum(scheduled.values())
+        missing = [i for i in self.layer_ids if i not in step.states]
+        if missing or step.order is None or step.token_ids is None or step.positions is None:
+            found = [name for name in ("order", "token_ids", "positions") if getattr(step, name) is None]
+            raise WrongStatesError(
+                f"worker, {self.model} on {type(self._runner).__name__}",
+                "every captured layer to run once a step, with token ids and positions",
+                f"no output of layers {missing}; not seen: {found or 'nothing else'}",
+                "report this model: its layers are called in a way the capture does not know",
+            )
+        states = [step.states[i][:total].to("cpu") for i in self.layer_ids]
+        token_ids = step.token_ids[:total].to("cpu", torch.int64)
+        positions = step.positions[:total].to("cpu", torch.int64)
+        start = 0
+        for request_id in step.order:
+            rows = slice(start, start + scheduled.get(request_id, 0))
+            if rows.stop > rows.start:
+                self._give(request_id, [s[rows] for s in states], token_ids[rows], positions[rows])
+            start = rows.stop
+        if start != total or not all(len(s) == total for s in states):
+            raise WrongStatesError(
+                "worker, one step", f"{total} rows", f"{start} rows of known requests, {len(states[0])} states",
+                "report this: the batch holds requests that the scheduler did not send",
+            )  # fmt: skip
+
+    def _give(self, request_id: str, states: list[Any], token_ids: Any, positions: Any) -> None:
+        import torch
+
+        request = self.requests.get(request_id)
+        if request is None:
+            return  # began before the last reset: nobody asks for it
+        prompt = torch.tensor(request.token_ids, dtype=torch.int64)
+        first = int(positions[0])
+        expected = prompt[first : first + len(token_ids)]
+        counts_up = torch.equal(positions, torch.arange(first, first + len(token_ids)))
+        if not counts_up or not torch.equal(token_ids, expected):
+            raise WrongStatesError(
+                f"worker, request {request_id}, rows from position {first}",
+                f"token ids {expected[:8].tolist()}… at positions {first}…{first + len(token_ids) - 1}",
+                f"token ids {token_ids[:8].tolist()}… at positions {positions[:8].tolist()}…",
+                f"report this: model runner {self.runner} orders its batch in a way the capture does not know",
+            )
+        if not request.states:
+            request.states = [torch.empty(len(prompt), s.shape[-1], dtype=s.dtype) for s in states]
+            request.seen = torch.zeros(len(prompt), dtype=torch.bool)
+        rows = slice(first, first + len(token_ids))
+        for whole, part in zip(request.states, states, strict=True):
+            whole[rows] = part
+        request.seen[rows] = True
+
+    def take(self, request_ids: Iterable[str]) -> dict[str, list[Any]]:
+        """The states of whole requests, which are forgotten here; {} on ranks that record nothing.
+
+        Returns:
+            request id -> one [tokens, hidden size] CPU tensor for each captured layer, ascending.
+
+        Raises:
+            WrongStatesError: a request is unknown or some of its tokens never passed through the model.
+        """
+        if not self.records:
+            return {}
+        taken: dict[str, list[Any]] = {}
+        for request_id in request_ids:
+            request = self.requests.pop(request_id, None)
+            have = 0 if request is None or request.seen is None else int(request.seen.sum())
+            if request is None or have != len(request.token_ids):
+                raise WrongStatesError(
+                    f"worker, request {request_id}",
+                    f"{len(request.token_ids) if request else 'all'} rows of states",
+                    f"{have} rows",
+                    "tokens served from a cache never pass through the model: prefix caching must be off",
+                )
+            taken[request_id] = request.states
+        return taken
+
+
+def residual_stream(output: Any, layer: str) -> Any:
+    """R after one decoder layer: hidden states plus the residual that vLLM's layers return beside them.
+
+    Args:
+        output: what the layer returned: a tensor, or (hidden states, residual or None, …).
+        layer: class name, for the message.
+
+    Returns:
+        [tokens, hidden size], a tensor of its own.
+
+    Raises:
+        WrongStatesError: the layer returned something else.
+    """
+    if hasattr(output, "dim"):
+        return output.detach().clone()
+    if isinstance(output, (tuple, list)) and output and hasattr(output[0], "dim"):
+        hidden, residual = output[0], output[1] if len(output) > 1 else None
+        if residual is None:
+            return hidden.detach().clone()
+        if hasattr(residual, "shape") and residual.shape == hidden.shape and residual.dtype == hidden.dtype:
+            return hidden.detach() + residual.detach()
+    raise WrongStatesError(
+        f"worker, {layer}",
+        "a tensor, or (hidden states, residual) of one shape and dtype",
+        f"{type(output).__name__} of {[getattr(o, 'shape', type(o).__name__) for o in output or ()]}"
+        if isinstance(output, (tuple, list))
+        else type(output).__name__,
+        "report this architecture: its layers return something the capture does not know",
+    )
+
+
+def _runner_kind(runner: Any) -> str:
+    """`v1` (persistent batch) or `v2` (a batch made anew each step)."""
+    if hasattr(runner, "input_batch") and hasattr(runner.input_batch, "req_ids"):
+        return "v1"
+    if hasattr(runner, "prepare_inputs") and hasattr(runner, "req_states"):
+        return "v2"
+    raise WrongStatesError(
+        f"worker, model runner {type(runner).__module__}.{type(runner).__name__}",
+        "a runner whose batch order can be read (input_batch.req_ids, or prepare_inputs)",
+        "neither",
+        "set VLLM_USE_V2_MODEL_RUNNER=0 if this vLLM still has the first runner, and report this release",
+    )
+
+
+def _model_of(runner: Any) -> Any:
+    """The model itself: `get_model` looks through wrappers for graphs and micro-batches."""
+    return runner.get_model() if hasattr(runner, "get_model") else runner.model
+
+
+def _decoder_stack(model: Any) -> Any:
+    """The module that owns the decoder layers, inside a multimodal wrapper too."""
+    for candidate in (getattr(model, "get_language_model", lambda: None)(), model):
+        inner = getattr(candidate, "model", None)
+        for base in (inner, candidate):
+            if base is not None and hasattr(getattr(base, "layers", None), "__len__"):
+                return base
+    raise WrongStatesError(
+        f"worker, {type(model).__name__}",
+        "decoder layers in model.layers, or in get_language_model().model.layers",
+        f"members {[name for name, _ in model.named_children()]}",
+        "report this architecture",
+    )
+
+
+def _embedding_of(base: Any) -> Any:
+    """The module that turns token ids into vectors."""
+    for name in ("embed_tokens", "embedding", "wte", "word_embeddings", "tok_embeddings"):
+        module = getattr(base, name, None)
+        if module is not None:
+            return module
+    raise WrongStatesError(
+        f"worker, {type(base).__name__}",
+        "a token embedding (embed_tokens)",
+        f"members {[name for name, _ in base.named_children()]}",
+        "report this architecture",
+    )
+
+
+# The methods below take the place of HiddenStatesWorkerExtension's; `self` is vLLM's worker.
+
+
+def setup_hidden_states_capture(self: Any, layer_ids: list[int]) -> dict[str, Any]:
+    """Attach the capture; the reply tells the parent who captures, and how."""
+    self._specshim_capture = capture = Capture(self, layer_ids)
+    return {
+        "protocol": PROTOCOL,
+        "rank": self.rank,
+        "runner": capture.runner,
+        "runner_class": f"{type(self.model_runner).__module__}.{type(self.model_runner).__name__}",
+        "model": capture.model,
+    }
+
+
+def reset_capture(self: Any) -> None:
+    """Forget every request, finished or not."""
+    self._specshim_capture.requests.clear()
+
+
+def get_captured_states(self: Any, request_ids: list[str]) -> dict[str, list[Any]]:
+    """See `Capture.take`."""
+    capture: Capture = self._specshim_capture
+    return capture.take(request_ids)

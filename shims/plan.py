@@ -1,0 +1,83 @@
+"""Which adaptations a stack needs. Pure: imports neither vLLM nor torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from shims.adaptations import ADAPTATIONS, Adaptation
+from shims.releases import known
+from shims.versions import Stack, has_generator, is_exact_release, within
+
+# What a state means, in the order from good to bad.
+STATES = {
+    "native": "nothing to adapt",
+    "adapted": "a known release; the rows below make it right",
+    "unverified": "this vLLM is not in the table of known releases: rows were chosen by range and by signature",
+    "absent": "vllm or speculators is not installed: nothing to adapt",
+    "unsupported": "the generator cannot run on this stack",
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The rows for one stack, and how sure they are.
+
+    Args:
+        stack: the versions planned for.
+        adaptations: rows in force, in the order in which they are applied.
+        state: key of `STATES`.
+        note: what the user should know or do, '' if nothing.
+    """
+
+    stack: Stack
+    adaptations: tuple[Adaptation, ...]
+    state: str
+    note: str = ""
+
+    def rows_for(self, touchpoint: str) -> list[Adaptation]:
+        return [row for row in self.adaptations if row.touchpoint == touchpoint]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "stack": self.stack.as_dict(),
+            "adaptations": [row.as_dict() for row in self.adaptations],
+            "state": self.state,
+            "note": self.note,
+        }
+
+    def render(self) -> str:
+        """The plan as text for a terminal."""
+        lines = [f"{self.stack}", f"state: {self.state} ({STATES[self.state]})"]
+        lines += [f"note: {self.note}"] if self.note else []
+        groups = (
+            ("what this vLLM and transformers need", [r for r in self.adaptations if not r.defect]),
+            ("faults of the generator, mended on every vLLM", [r for r in self.adaptations if r.defect]),
+        )
+        for title, rows in groups:
+            if rows:
+                lines += ["", f"{title}:"]
+            for row in rows:
+                lines += [f"  {row.touchpoint}: {row.verb.describe()}  [{row.range or 'always'}]", f"      {row.why}"]
+        return "\n".join(lines)
+
+
+def select(stack: Stack) -> Plan:
+    """The plan for `stack`: rows by version, a state, and a note where something is to be said."""
+    if stack.vllm is None or stack.speculators is None:
+        absent = [name for name in ("vllm", "speculators") if getattr(stack, name) is None]
+        return Plan(stack, (), "absent", f"{' and '.join(absent)} not found")
+    if not has_generator(stack.speculators):
+        note = (
+            f"speculators {stack.speculators} has no VllmHiddenStatesGenerator (it was removed in 0.5.0): "
+            "extract with --engine direct or --engine native, or install speculators 0.4.0.1"
+        )
+        return Plan(stack, (), "unsupported", note)
+    oldest = known()[0]
+    if within(stack.vllm, f"<{oldest}") or within(stack.speculators, "<0.3"):
+        return Plan(stack, (), "unsupported", f"vllm before {oldest} and speculators before 0.3.0 were never looked at")
+    rows = tuple(row for row in ADAPTATIONS if row.holds_for(stack))
+    if stack.vllm.partition("+")[0] not in known() or not is_exact_release(stack.vllm):
+        note = f"vllm {stack.vllm} is not a known release (newest known: {known()[-1]}); check a few rows with `verify`"
+        return Plan(stack, rows, "unverified", note)
+    return Plan(stack, rows, "adapted" if rows else "native")

@@ -1,0 +1,30 @@
+"""The table of known vLLM releases, read from `releases.toml`."""
+
+from __future__ import annotations
+
+import sys
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:  # pragma: no cover
+    import tomli as tomllib
+
+# In a wheel the table lies beside this file, in a checkout at the top.
+_PLACES = (Path(__file__).with_name("releases.toml"), Path(__file__).parents[1] / "releases.toml")
+
+
+@lru_cache(maxsize=1)
+def table() -> list[dict[str, Any]]:
+    """The releases, oldest first; keys as described at the top of `releases.toml`."""
+    path = next(place for place in _PLACES if place.is_file())
+    releases: list[dict[str, Any]] = tomllib.loads(path.read_text(encoding="utf-8"))["release"]
+    return releases
+
+
+@lru_cache(maxsize=1)
+def known() -> list[str]:
+    """Versions of the known releases, oldest first."""
+    return [release["version"] for release in table()]
