@@ -1,0 +1,265 @@
+"""The command line: `specshim STAGE …`, the same as `python -m pipeline STAGE …`.
+
+Only parses, calls a stage and prints what it returns. Stages are imported when called, so
+that `--help` and refusals need no deep-learning library.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from pipeline import config as options
+from shims.errors import SpecshimError, UsageError
+
+app = typer.Typer(
+    name="specshim",
+    help="Hidden states from speculators' generator on any vLLM, and an EAGLE-3 draft trained on them.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+_out = Console()
+_err = Console(stderr=True)
+
+ModelPath = Annotated[str, typer.Option(help="Model folder, or a hub name.")]
+TrustRemoteCode = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run Python code that the model folder brings.")
+]
+MaxSeqLen = Annotated[int, typer.Option(help="Tokens kept per row.")]
+
+
+@app.command()
+def prepare(
+    model_path: ModelPath,
+    input: Annotated[
+        Path, typer.Option(help="JSONL, one conversation a line (`messages` or ShareGPT `conversations`).")
+    ],
+    output_dir: Annotated[Path, typer.Option(help="Folder for the prepared data.")],
+    max_seq_len: MaxSeqLen = options.DEFAULT_MAX_SEQ_LEN,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out unusable rows and list them.")] = False,
+    trust_remote_code: TrustRemoteCode = False,
+) -> None:
+    """Apply the chat template, tokenize, and mask what the assistant wrote."""
+    from pipeline.prepare import prepare as run
+
+    result = run(options.PrepareConfig(model_path, input, output_dir, max_seq_len, skip_bad, trust_remote_code))
+    for line in result.skipped:
+        _err.print(f"skipped {escape(line)}", highlight=False, soft_wrap=True)
+    share = result.trainable_tokens / result.tokens
+    _print(f"{result.rows} rows, {result.tokens} tokens, {share:.0%} of them the assistant's -> {output_dir}")
+    if result.truncated_rows:
+        _print(f"{result.truncated_rows} rows were cut at {max_seq_len} tokens")
+    if result.rewritten_turns:
+        _print(
+            f"{result.rewritten_turns} earlier assistant turns are not trained on: "
+            "the chat template rewrites them once the conversation goes on"
+        )
+    if result.skipped:
+        _print(f"{len(result.skipped)} rows skipped")
+
+
+@app.command()
+def vocab(
+    prepared: Annotated[Path, typer.Option(help="Folder written by `prepare`.")],
+    draft_vocab_size: Annotated[int, typer.Option(help="Tokens the draft can say.")],
+    output_dir: Annotated[
+        Path | None, typer.Option(help="Folder for d2t.npy and t2d.npy (default: the prepared folder).")
+    ] = None,
+) -> None:
+    """Choose the draft's vocabulary: the tokens the assistant uses most."""
+    from pipeline.vocab import build_vocab
+
+    result = build_vocab(options.VocabConfig(prepared, draft_vocab_size, output_dir))
+    _print(
+        f"{result.draft_vocab_size} of {result.target_vocab_size} tokens ({result.seen} seen, {result.padded} padded), "
+        f"covering {result.coverage:.2%} of the assistant's tokens -> {output_dir or prepared}"
+    )
+
+
+@app.command()
+def extract(
+    model_path: ModelPath,
+    prepared_data: Annotated[Path, typer.Option(help="tokenized_data.jsonl of `prepare`.")],
+    output_dir: Annotated[Path, typer.Option(help="Folder for the hidden states.")],
+    batch_size: Annotated[int, typer.Option(help="Rows handed to the engine at once.")] = 4,
+    max_seq_len: MaxSeqLen = options.DEFAULT_MAX_SEQ_LEN,
+    tp_size: Annotated[int, typer.Option(help="GPUs to spread the model over.")] = 1,
+    gpu_memory_utilization: Annotated[float, typer.Option(help="Share of device memory for vLLM.")] = 0.80,
+    layer_ids: Annotated[
+        list[int] | None,
+        typer.Option(help="Layers, e.g. --layer-ids 2 30 58 60. Default: what vLLM serves, and the last layer."),
+    ] = None,
+    layer_convention: Annotated[
+        str, typer.Option(help="after: id i is after layer i; native: before layer i.")
+    ] = "after",
+    engine: Annotated[str, typer.Option(help="stock: speculators' own generator.")] = "stock",
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16; auto is float32 on a CPU.")] = "auto",
+    trust_remote_code: TrustRemoteCode = False,
+) -> None:
+    """Compute hidden states; run it again to go on where it stopped."""
+    from pipeline.extract import extract as run
+
+    ids = tuple(layer_ids) if layer_ids else None
+    result = run(
+        options.ExtractConfig(
+            model_path, prepared_data, output_dir, batch_size, max_seq_len, tp_size, gpu_memory_utilization,
+            ids, layer_convention, engine, dtype, trust_remote_code,
+        )
+    )  # fmt: skip
+    computed = result.rows - result.kept_rows
+    speed = (
+        f" in {result.seconds:.1f} s, {result.computed_tokens / result.seconds:.0f} tokens/s" if result.seconds else ""
+    )
+    _print(f"{result.rows} rows, {result.tokens} tokens -> {output_dir}")
+    _print(
+        f"{computed} rows computed{speed}, {result.kept_rows} found finished, {result.redone_rows} damaged ones redone"
+    )
+
+
+@app.command()
+def verify(
+    data: Annotated[Path, typer.Argument(help="Folder written by `extract`.")],
+    model: Annotated[str | None, typer.Option(help="The model the states came from.")] = None,
+    sample: Annotated[int, typer.Option(help="Rows to recompute.")] = 8,
+    seed: Annotated[int, typer.Option(help="Which rows.")] = 0,
+    structure: Annotated[bool, typer.Option("--structure", help="Check the files alone, no model.")] = False,
+    threshold: Annotated[float | None, typer.Option(help="Largest accepted relative error.")] = None,
+    prepared_data: Annotated[
+        Path | None, typer.Option(help="Compare token ids with this tokenized_data.jsonl.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="Where the reference runs.")] = "cpu",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    trust_remote_code: TrustRemoteCode = False,
+) -> None:
+    """Check the files, and recompute some rows with transformers. Exit code 1: not to be trained on."""
+    from pipeline.verify import verify as run
+
+    result = run(
+        options.VerifyConfig(data, model, sample, seed, structure, threshold, prepared_data, device, trust_remote_code)
+    )
+    if as_json:
+        typer.echo(json.dumps(result.as_dict()))
+    else:
+        if result.compared:
+            _out.print(result.table())
+        _print(f"{result.rows} rows, {result.tokens} tokens, layers {result.layers}")
+        for fault in result.faults[:10]:
+            _err.print(f"wrong: {escape(fault)}", highlight=False, soft_wrap=True)
+        if len(result.faults) > 10:
+            _err.print(f"… and {len(result.faults) - 10} more", highlight=False)
+        _print("wrong" if result.faults else "right")
+    if result.faults:
+        raise typer.Exit(1)
+
+
+@app.command()
+def train(
+    data: Annotated[Path, typer.Option(help="Folder written by `extract`.")],
+    vocab: Annotated[Path, typer.Option(help="Folder with d2t.npy and t2d.npy.")],
+    model: Annotated[str, typer.Option(help="The model the states came from (the verifier).")],
+    output_dir: Annotated[Path, typer.Option(help="Folder for the draft and the metrics.")],
+    epochs: Annotated[int, typer.Option(help="Passes over the data.")] = 3,
+    lr: Annotated[float, typer.Option(help="Peak learning rate.")] = 1e-4,
+    max_seq_len: Annotated[int, typer.Option(help="Tokens in a packed batch.")] = options.DEFAULT_MAX_SEQ_LEN,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    ttt_steps: Annotated[int, typer.Option(help="Draft tokens predicted in a chain.")] = 3,
+    ttt_step_loss_decay: Annotated[float, typer.Option(help="Weight of each further draft token.")] = 1.0,
+    num_layers: Annotated[int, typer.Option(help="Decoder layers of the draft.")] = 1,
+    val_share: Annotated[float, typer.Option(help="Share of rows held out.")] = 0.1,
+    noise_std: Annotated[float, typer.Option(help="Noise on the auxiliary states while training.")] = 0.05,
+    seed: Annotated[int, typer.Option(help="Of split, order and initial weights.")] = 0,
+    trust_remote_code: TrustRemoteCode = False,
+) -> None:
+    """Train an EAGLE-3 draft with the installed speculators' own model and trainer."""
+    from pipeline.train import train as run
+
+    result = run(
+        options.TrainConfig(
+            data, vocab, model, output_dir, epochs, lr, max_seq_len, device, ttt_steps, ttt_step_loss_decay,
+            num_layers, val_share, noise_std, seed, trust_remote_code,
+        )
+    )  # fmt: skip
+    for line in result.summary():
+        _print(line)
+
+
+@app.command()
+def report(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Describe the running environment and what the shims do in it."""
+    import shims
+
+    _show(shims.report(), as_json)
+
+
+@app.command()
+def plan(
+    vllm: Annotated[str | None, typer.Option(help="A vLLM release, e.g. 0.16.0 (default: the installed one).")] = None,
+    speculators: Annotated[str | None, typer.Option(help="A speculators release.")] = None,
+    transformers: Annotated[str | None, typer.Option(help="A transformers release.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the adaptations for a stack, installed or not."""
+    import shims
+
+    _show(shims.plan(vllm=vllm, speculators=speculators, transformers=transformers), as_json)
+
+
+def _show(described: Any, as_json: bool) -> None:
+    typer.echo(json.dumps(described.as_dict()) if as_json else described.render())
+
+
+def _print(text: str) -> None:
+    _out.print(escape(text), highlight=False, soft_wrap=True)
+
+
+def spread_lists(arguments: Sequence[str]) -> list[str]:
+    """Turn ``--layer-ids 2 30 58`` into one option per number, as the parser wants it."""
+    spread: list[str] = []
+    position = 0
+    while position < len(arguments):
+        argument = arguments[position]
+        position += 1
+        if argument != "--layer-ids":
+            spread.append(argument)
+            continue
+        numbers: list[str] = []
+        while position < len(arguments) and re.fullmatch(r"[-+\d,]*\d,?", arguments[position]):
+            numbers += [part for part in arguments[position].split(",") if part]
+            position += 1
+        spread += [f"--layer-ids={number}" for number in numbers] or [argument]
+    return spread
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point. Exit code 0: done; 2: the request was wrong, nothing changed; 1: it failed."""
+    try:
+        app(spread_lists(sys.argv[1:] if arguments is None else arguments))
+    except UsageError as error:
+        _err.print(escape(str(error)), highlight=False, soft_wrap=True)
+        sys.exit(2)
+    except SpecshimError as error:
+        _err.print(escape(str(error)), highlight=False, soft_wrap=True)
+        sys.exit(1)
+    except Exception as error:  # noqa: BLE001  the last place where a message can be made
+        _err.print(escape(traceback.format_exc()), highlight=False, soft_wrap=True)
+        _err.print(
+            escape(f"failed: {type(error).__name__}: {str(error).strip() or 'no message'}"),
+            highlight=False,
+            soft_wrap=True,
+        )
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""Files that are either whole or absent, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+_TEMP_MARK = ".tmp-"
+
+
+@contextlib.contextmanager
+def replacing(path: Path, mode: str = "w") -> Iterator[IO[str] | IO[bytes]]:
+    """Write a file beside ``path`` and put it in place when the block ends well.
+
+    The bytes reach the disk (fsync) before the name changes. When the block raises, what
+    stood at ``path`` before is untouched and the temporary file is gone.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temp = path.with_name(f".{path.name}{_TEMP_MARK}{os.getpid()}")
+    encoding = None if "b" in mode else "utf-8"
+    try:
+        with temp.open(mode, encoding=encoding) as handle:
+            yield handle
+            handle.flush()
+            os.fsync(handle.fileno())
+        temp.replace(path)
+    finally:
+        temp.unlink(missing_ok=True)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace ``path`` by ``content`` in one step."""
+    with replacing(path, "wb") as handle:
+        handle.write(content)  # type: ignore[arg-type]
+
+
+def write_text(path: Path, content: str) -> None:
+    """Replace ``path`` by ``content`` (UTF-8) in one step."""
+    write_bytes(path, content.encode("utf-8"))
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames inside ``folder`` durable; a file system without that ability is fine."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def clear_leftovers(folder: Path) -> int:
+    """Remove temporary files that a killed run left in ``folder``; returns how many.
+
+    Call it only while holding the folder's lock: another process's files look the same.
+    """
+    leftovers = [entry for entry in folder.iterdir() if entry.name.startswith(".") and _TEMP_MARK in entry.name]
+    for entry in leftovers:
+        entry.unlink(missing_ok=True)
+    return len(leftovers)

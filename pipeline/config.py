@@ -1,0 +1,101 @@
+"""Options of every stage, as values.
+
+The command line builds these; tests and other programs may build them too. A path is
+kept as given, so messages can name what the user typed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+DEFAULT_MAX_SEQ_LEN = 2048
+"""Tokens per row, unless a flag says otherwise."""
+
+
+@dataclass(frozen=True)
+class PrepareConfig:
+    """Conversations to token ids and a loss mask."""
+
+    model_path: str
+    input: Path
+    output_dir: Path
+    max_seq_len: int = DEFAULT_MAX_SEQ_LEN
+    """Tokens kept per row; the rest is cut off at the end."""
+    skip_bad: bool = False
+    """Leave out rows that cannot be used (and list them) instead of refusing the file."""
+    trust_remote_code: bool = False
+
+
+@dataclass(frozen=True)
+class VocabConfig:
+    """Token counts to a draft vocabulary."""
+
+    prepared: Path
+    draft_vocab_size: int
+    output_dir: Path | None = None
+    """Where d2t.npy and t2d.npy go; the prepared folder when not given."""
+
+
+@dataclass(frozen=True)
+class ExtractConfig:
+    """Token ids to hidden states."""
+
+    model_path: str
+    prepared_data: Path
+    output_dir: Path
+    batch_size: int = 4
+    """Rows handed to the engine at once."""
+    max_seq_len: int = DEFAULT_MAX_SEQ_LEN
+    tp_size: int = 1
+    gpu_memory_utilization: float = 0.80
+    """Share of the device's memory that vLLM may use, 0 to 1."""
+    layer_ids: tuple[int, ...] | None = None
+    layer_convention: str = "after"
+    engine: str = "stock"
+    dtype: str = "auto"
+    trust_remote_code: bool = False
+
+
+@dataclass(frozen=True)
+class VerifyConfig:
+    """Hidden states against an independent reference."""
+
+    data: Path
+    model: str | None = None
+    sample: int = 8
+    """Rows to recompute; all of them when there are fewer."""
+    seed: int = 0
+    structure_only: bool = False
+    threshold: float | None = None
+    """Largest accepted relative error; by the data's dtype when not given."""
+    prepared: Path | None = None
+    device: str = "cpu"
+    trust_remote_code: bool = False
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Hidden states to an EAGLE-3 draft."""
+
+    data: Path
+    vocab: Path
+    model: str
+    output_dir: Path
+    epochs: int = 3
+    lr: float = 1e-4
+    max_seq_len: int = DEFAULT_MAX_SEQ_LEN
+    """Tokens per packed batch; rows are joined until it is full."""
+    device: str = "auto"
+    ttt_steps: int = 3
+    """Draft tokens predicted in a chain during training."""
+    ttt_step_loss_decay: float = 1.0
+    num_layers: int = 1
+    """Decoder layers of the draft."""
+    val_share: float = 0.1
+    """Share of the rows held out for validation, never trained on."""
+    noise_std: float = 0.05
+    """Standard deviation of the noise added to the auxiliary states while training."""
+    seed: int = 0
+    trust_remote_code: bool = False
+    extra: dict[str, str] = field(default_factory=dict)

@@ -1,0 +1,121 @@
+"""Conversation rows in the two shapes found in the wild, turned into one.
+
+``{"messages": [{"role": ..., "content": ...}]}`` and ShareGPT's
+``{"conversations": [{"from": ..., "value": ...}]}``. Anything else is a fault with a reason.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Message = dict[str, Any]
+
+_ROLES = {
+    "system": "system",
+    "developer": "developer",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "bing": "assistant",
+    "bard": "assistant",
+    "model": "assistant",
+    "tool": "tool",
+    "function": "tool",
+    "observation": "tool",
+}
+
+
+class RowFault(Exception):
+    """One row cannot be used; the message says what was wanted and found."""
+
+    def __init__(self, wanted: str, found: str) -> None:
+        self.wanted, self.found = wanted, found
+        super().__init__(f"wanted {wanted}, found {found}")
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """One parsed row: its id and its messages, roles in the chat-template spelling."""
+
+    row_id: str
+    messages: tuple[Message, ...]
+    tools: Any = None
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Lines of a JSONL file with their numbers (from 1), blank ones left out.
+
+    Only ``\\n`` ends a line: JSON text may hold other Unicode line separators.
+    """
+    with path.open("rb") as handle:
+        for number, raw in enumerate(handle, start=1):
+            text = raw.decode("utf-8", errors="surrogateescape").strip()
+            if text:
+                yield number, text
+
+
+def parse_row(text: str, fallback_id: str) -> Conversation:
+    """Parse one JSONL line.
+
+    Args:
+        text: the line.
+        fallback_id: used when the row has no ``id``.
+
+    Raises:
+        RowFault: not JSON, no conversation, an unknown role, content that is not text.
+    """
+    row = _load(text)
+    key = "messages" if row.get("messages") is not None else "conversations"
+    turns = row.get(key)
+    if turns is None:
+        raise RowFault("a key `messages` or `conversations`", f"keys {', '.join(map(str, row)) or 'none'}")
+    if not isinstance(turns, list):
+        raise RowFault(f"`{key}` to be a list", type(turns).__name__)
+    if not turns:
+        raise RowFault("at least one user and one assistant message", "an empty conversation")
+    messages = tuple(_message(turn, index) for index, turn in enumerate(turns))
+    if not any(message["role"] == "assistant" for message in messages):
+        raise RowFault("at least one assistant message", f"roles {', '.join(str(m['role']) for m in messages)}")
+    row_id = row.get("id", row.get("conversation_id"))
+    return Conversation(fallback_id if row_id is None else str(row_id), messages, row.get("tools"))
+
+
+def _load(text: str) -> dict[str, Any]:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise RowFault("UTF-8 text", "bytes that are not UTF-8") from None
+    try:
+        row = json.loads(text)
+    except ValueError as error:
+        raise RowFault("one JSON object", f"malformed JSON ({error})") from None
+    except RecursionError:
+        raise RowFault("one JSON object", "JSON nested too deep") from None
+    if not isinstance(row, dict):
+        raise RowFault("one JSON object", f"a JSON {type(row).__name__}")
+    return row
+
+
+def _message(turn: Any, index: int) -> Message:
+    if not isinstance(turn, dict):
+        raise RowFault(f"message {index} to be an object", type(turn).__name__)
+    role = turn.get("role", turn.get("from"))
+    if not isinstance(role, str) or role.lower() not in _ROLES:
+        raise RowFault(f"message {index} to have a role among {', '.join(sorted(_ROLES))}", repr(role))
+    content = turn.get("content", turn.get("value"))
+    if content is None and turn.get("tool_calls"):
+        content = ""
+    if not isinstance(content, str):
+        raise RowFault(f"message {index} ({role}) to have text content", type(content).__name__)
+    try:
+        content.encode("utf-8")
+    except UnicodeEncodeError:
+        raise RowFault(f"message {index} to be valid Unicode", "an unpaired surrogate escape") from None
+    rest = {key: value for key, value in turn.items() if key not in {"role", "from", "content", "value"}}
+    return {"role": _ROLES[role.lower()], "content": content} | rest

@@ -1,0 +1,1 @@
+"""A real model, real conversations, every stage: the whole job on a laptop's CPU."""

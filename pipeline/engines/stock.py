@@ -1,0 +1,77 @@
+"""speculators' own generator, unedited, made right by the shims."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import shims
+from pipeline.engines import EngineOptions
+from shims.errors import SpecshimError
+
+
+class StockEngine:
+    """``VllmHiddenStatesGenerator`` behind the engine protocol."""
+
+    def __init__(self, options: EngineOptions) -> None:
+        """Load the model in vLLM worker processes.
+
+        Raises:
+            SpecshimError: the installed stack cannot be made right, or the model does not load.
+        """
+        shims.require()
+        from speculators.data_generation.vllm_hidden_states_generator import VllmHiddenStatesGenerator
+
+        self._num_layers = len(options.layers.ids)
+        with shims.overrides(dtype=options.dtype, trust_remote_code=options.trust_remote_code):
+            self._generator: Any = VllmHiddenStatesGenerator(
+                str(options.model.path),
+                layer_ids=list(options.layers.after),
+                max_model_len=options.max_tokens + 1,
+                gpu_memory_utilization=options.gpu_memory_utilization,
+                tensor_parallel_size=options.tp_size,
+            )
+
+    def states(self, rows: Sequence[Sequence[int]]) -> list[Any]:
+        """States of each row: CPU tensors [T, L, H].
+
+        Raises:
+            SpecshimError: the generator failed, or returned something else than these rows.
+        """
+        import torch
+
+        results = self._generator.generate([list(row) for row in rows])
+        if len(results) != len(rows):
+            raise SpecshimError(
+                "stock generator",
+                f"{len(rows)} results",
+                f"{len(results)}",
+                "report this: rows were lost in the engine",
+            )
+        stacked = []
+        for position, (row, result) in enumerate(zip(rows, results, strict=True)):
+            returned = torch.as_tensor(result["input_ids"]).tolist()
+            if returned != list(row):
+                raise SpecshimError(
+                    f"stock generator, result {position}",
+                    f"the {len(row)} token ids that were asked for",
+                    f"{len(returned)} other ids",
+                    "report this: results came back in another order",
+                )
+            layers = result["hidden_states"]
+            if len(layers) != self._num_layers:
+                raise SpecshimError(
+                    f"stock generator, result {position}", f"{self._num_layers} layers", f"{len(layers)}", "report this"
+                )
+            stacked.append(torch.stack([layer.detach().cpu() for layer in layers], dim=1))
+        return stacked
+
+    def close(self) -> None:
+        """End the worker processes."""
+        generator, self._generator = self._generator, None
+        executor = getattr(generator, "executor", None)
+        if executor is not None:
+            # The stock class does this in __del__, at a time of the interpreter's choosing.
+            with contextlib.suppress(Exception):
+                executor.shutdown()

@@ -1,0 +1,174 @@
+"""What a model folder says about itself, read without any deep-learning library."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from shims.errors import UsageError
+
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tiktoken.model",
+)
+_TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
+_WEIGHT_PATTERNS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
+_EDGE_BYTES = 1 << 20
+"""Read from both ends of each weight file: enough to tell a fine-tuned copy, cheap on terabytes."""
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """A local model folder.
+
+    ``config`` is config.json as written; the numbers are those of the text model where
+    the folder holds a multimodal one.
+    """
+
+    path: Path
+    config: dict[str, Any] = field(repr=False)
+    num_layers: int
+    hidden_size: int
+    vocab_size: int
+    max_positions: int | None
+    """Longest context in tokens, None where the config does not say."""
+    dtype: str
+    needs_remote_code: bool
+    """The folder brings its own Python code (``auto_map``)."""
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """sha256 over config, tokenizer, chat template and the weights' names, sizes and edges."""
+        digest = hashlib.sha256()
+        for name, part in sorted(self.file_hashes.items()):
+            digest.update(f"{name}\0{part}\n".encode())
+        return digest.hexdigest()
+
+    @cached_property
+    def file_hashes(self) -> dict[str, str]:
+        """sha256 by file name; a weight file counts by size, header and both ends."""
+        hashes: dict[str, str] = {}
+        for name in ("config.json", *_TOKENIZER_FILES, *_TEMPLATE_FILES):
+            file = self.path / name
+            if file.is_file():
+                hashes[name] = sha256_file(file)
+        for pattern in _WEIGHT_PATTERNS:
+            for file in sorted(self.path.glob(pattern)):
+                hashes[file.name] = sha256_file(file) if file.suffix == ".json" else _weight_hash(file)
+        return hashes
+
+
+def sha256_file(path: Path) -> str:
+    """sha256 of a file's bytes, as hexadecimal."""
+    digest = hashlib.sha256()
+    with path.open("rb") as handle:
+        while chunk := handle.read(_EDGE_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _weight_hash(path: Path) -> str:
+    size = path.stat().st_size
+    digest = hashlib.sha256(str(size).encode())
+    with path.open("rb") as handle:
+        first = handle.read(8)
+        if path.suffix == ".safetensors" and len(first) == 8:
+            # The header names every tensor; its length comes first.
+            digest.update(handle.read(min(struct.unpack("<Q", first)[0], size)))
+        digest.update(handle.read(_EDGE_BYTES))
+        handle.seek(max(0, size - _EDGE_BYTES))
+        digest.update(handle.read(_EDGE_BYTES))
+    return digest.hexdigest()
+
+
+def _locate(model_path: str, flag: str) -> Path:
+    folder = Path(model_path).expanduser()
+    if folder.is_dir():
+        return folder
+    reason = "no such folder"
+    if model_path.count("/") == 1 and not folder.is_absolute() and not model_path.startswith("."):
+        # A hub name: the download (or the local cache) is huggingface_hub's business.
+        try:
+            from huggingface_hub import snapshot_download
+
+            return Path(snapshot_download(model_path))
+        except Exception as error:  # noqa: BLE001  every way to fail ends in the same message
+            reason = f"no such folder, and not available as a hub model ({type(error).__name__}: {error})"
+    raise UsageError(
+        where=f"{flag} {model_path}",
+        wanted="a folder with config.json, a tokenizer and weights, or a hub name that is available",
+        found=reason,
+        next_step="check the spelling, or download the model first",
+    )
+
+
+def read_model(model_path: str, flag: str = "--model-path") -> ModelInfo:
+    """Read a model folder (or a hub name that huggingface_hub can provide).
+
+    Args:
+        model_path: what the user gave.
+        flag: the option it came from, for messages.
+
+    Raises:
+        UsageError: no folder, no readable config.json, or a config without the numbers needed.
+    """
+    folder = _locate(model_path, flag)
+    file = folder / "config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(
+            f"{flag} {model_path}", "a model folder", f"no {file.name} in it", "give the folder of a model"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            str(file), "a JSON object", f"{type(error).__name__}: {error}", "repair or re-download it"
+        ) from None
+    if not isinstance(config, dict):
+        raise UsageError(str(file), "a JSON object", type(config).__name__, "repair or re-download it")
+    inner = config.get("text_config")
+    text: dict[str, Any] = inner if isinstance(inner, dict) else config
+    numbers: dict[str, int] = {}
+    for key in ("num_hidden_layers", "hidden_size", "vocab_size"):
+        value = text.get(key, config.get(key))
+        if not isinstance(value, int) or value < 1:
+            raise UsageError(str(file), f"a positive integer `{key}`", repr(value), "use a decoder-only language model")
+        numbers[key] = value
+    positions = text.get("max_position_embeddings")
+    dtype = text.get("dtype") or text.get("torch_dtype") or config.get("dtype") or config.get("torch_dtype")
+    return ModelInfo(
+        path=folder,
+        config=config,
+        num_layers=numbers["num_hidden_layers"],
+        hidden_size=numbers["hidden_size"],
+        vocab_size=numbers["vocab_size"],
+        max_positions=positions if isinstance(positions, int) else None,
+        dtype=str(dtype or "float32"),
+        needs_remote_code="auto_map" in config or "auto_map" in text,
+    )
+
+
+def refuse_remote_code(model: ModelInfo, allowed: bool, flag: str = "--model-path") -> None:
+    """Stop before a model's own Python code would run, unless the user allowed it.
+
+    Raises:
+        UsageError: the model needs its own code and ``--trust-remote-code`` was not given.
+    """
+    if model.needs_remote_code and not allowed:
+        raise UsageError(
+            where=f"{flag} {model.path}",
+            wanted="a model that needs no code of its own, or --trust-remote-code",
+            found="config.json has `auto_map`: loading it would run Python files from that folder",
+            next_step="read those files, then add --trust-remote-code",
+        )

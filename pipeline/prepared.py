@@ -1,0 +1,112 @@
+"""tokenized_data.jsonl: checked once from end to end, then read row by row."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.conversations import RowFault
+from shims.errors import UsageError
+
+DATA_NAME = "tokenized_data.jsonl"
+
+
+@dataclass(frozen=True)
+class PreparedRow:
+    """One row: token ids below the vocabulary size and a 0/1 mask of equal length."""
+
+    row_id: str
+    input_ids: list[int]
+    loss_mask: list[int]
+
+
+def parse_prepared(text: str, vocab_size: int | None = None) -> PreparedRow:
+    """Parse one line.
+
+    Raises:
+        RowFault: not an object with equal-length ``input_ids`` and ``loss_mask``, or a token
+            id outside the vocabulary.
+    """
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RowFault("one JSON object", f"malformed JSON ({error})") from None
+    if not isinstance(row, dict):
+        raise RowFault("one JSON object", f"a JSON {type(row).__name__}")
+    ids, mask = _integers(row, "input_ids"), _integers(row, "loss_mask")
+    if not ids:
+        raise RowFault("at least one token", "an empty `input_ids`")
+    if len(ids) != len(mask):
+        raise RowFault("`input_ids` and `loss_mask` of one length", f"{len(ids)} and {len(mask)}")
+    if set(mask) - {0, 1}:
+        raise RowFault("`loss_mask` of 0 and 1", repr(sorted(set(mask) - {0, 1})[0]))
+    if min(ids) < 0 or (vocab_size is not None and max(ids) >= vocab_size):
+        wrong = min(ids) if min(ids) < 0 else max(ids)
+        raise RowFault(
+            f"token ids from 0 to {vocab_size - 1 if vocab_size else 'the vocabulary size'}", f"token id {wrong}"
+        )
+    return PreparedRow(str(row.get("id", "")), ids, mask)
+
+
+def _integers(row: dict[str, Any], key: str) -> list[int]:
+    values = row.get(key)
+    if not isinstance(values, list):
+        raise RowFault(f"`{key}`, a list of integers", "nothing" if values is None else type(values).__name__)
+    for value in values:
+        if type(value) is not int:
+            raise RowFault(f"`{key}`, a list of integers", repr(value))
+    return values
+
+
+class PreparedFile:
+    """The rows of a tokenized_data.jsonl, by index; only offsets and lengths stay in memory."""
+
+    def __init__(self, path: Path, vocab_size: int | None, flag: str = "--prepared-data") -> None:
+        """Check every line.
+
+        Raises:
+            UsageError: the file is missing or empty, or names the faulty line.
+        """
+        self.path = path
+        self._offsets = array("Q")
+        self.lengths = array("L")
+        """Tokens of each row."""
+        if not path.is_file():
+            raise UsageError(
+                f"{flag} {path}",
+                f"the {DATA_NAME} of `specshim prepare`",
+                "no such file",
+                "check the path, or run prepare",
+            )
+        with path.open("rb") as handle:
+            offset = 0
+            for number, raw in enumerate(handle, start=1):
+                if raw.strip():
+                    self._offsets.append(offset)
+                    self.lengths.append(len(self._check(raw, number, vocab_size).input_ids))
+                offset += len(raw)
+        if not self._offsets:
+            raise UsageError(f"{flag} {path}", "at least one row", "no line with text", "run `specshim prepare` again")
+
+    def _check(self, raw: bytes, number: int, vocab_size: int | None) -> PreparedRow:
+        try:
+            return parse_prepared(raw.decode("utf-8"), vocab_size)
+        except (RowFault, UnicodeDecodeError) as fault:
+            wanted, found = (fault.wanted, fault.found) if isinstance(fault, RowFault) else ("UTF-8 text", str(fault))
+            raise UsageError(
+                f"{self.path}:{number}",
+                wanted,
+                found,
+                "prepare the data again with this model's tokenizer, or correct the line",
+            ) from fault
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def __getitem__(self, index: int) -> PreparedRow:
+        with self.path.open("rb") as handle:
+            handle.seek(self._offsets[index])
+            return parse_prepared(handle.readline().decode("utf-8"))

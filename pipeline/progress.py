@@ -1,0 +1,79 @@
+"""One look for progress: rows, rows/s, tokens/s, time left."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+# Progress goes to stderr so that what a command prints can be piped.
+console = Console(stderr=True)
+_SECONDS_BETWEEN_LINES = 30.0
+
+
+class StageProgress:
+    """Counts rows and tokens; a bar on a terminal, a line now and then elsewhere."""
+
+    def __init__(self, name: str, total: int | None, bar: Progress | None) -> None:
+        self._name, self._total, self._bar = name, total, bar
+        self._task = bar.add_task(name, total=total, rate="") if bar else None
+        self._started = self._last_line = time.monotonic()
+        self.rows = 0
+        self.tokens = 0
+
+    def advance(self, rows: int, tokens: int) -> None:
+        """Count finished work."""
+        self.rows += rows
+        self.tokens += tokens
+        now = time.monotonic()
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, advance=rows, rate=self._rate())
+        elif now - self._last_line >= _SECONDS_BETWEEN_LINES:
+            self._last_line = now
+            console.print(
+                f"{self._name}: {self.rows}/{self._total or '?'} rows, {self._rate()}{self._left()}", highlight=False
+            )
+
+    @property
+    def seconds(self) -> float:
+        """Time since the start."""
+        return time.monotonic() - self._started
+
+    def _rate(self) -> str:
+        seconds = max(self.seconds, 1e-6)
+        return f"{self.rows / seconds:.2f} rows/s, {self.tokens / seconds:.0f} tokens/s"
+
+    def _left(self) -> str:
+        if not self._total or not self.rows:
+            return ""
+        return f", {self.seconds / self.rows * (self._total - self.rows):.0f} s left"
+
+
+@contextlib.contextmanager
+def stage_progress(name: str, total: int | None) -> Iterator[StageProgress]:
+    """Show progress of ``total`` rows (None: unknown) while the block runs."""
+    if not console.is_terminal:
+        yield StageProgress(name, total, None)
+        return
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as bar:
+        yield StageProgress(name, total, bar)

@@ -1,0 +1,100 @@
+"""The same states from transformers, computed without vLLM or speculators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pipeline.layers import LayerIds
+from pipeline.model_info import ModelInfo
+from shims.errors import SpecshimError
+
+
+class Reference:
+    """A transformers model in float32 with hooks on its decoder layers.
+
+    The hooks matter: the last entry of ``output_hidden_states`` is normed, which no layer's
+    output is.
+    """
+
+    def __init__(
+        self, model: ModelInfo, layers: LayerIds, *, weights_dtype: str, device: str, trust_remote_code: bool
+    ) -> None:
+        """Load the model.
+
+        Args:
+            weights_dtype: what the engine held its weights in; they are rounded to it here, and
+                the arithmetic stays float32.
+        """
+        import torch
+        import transformers
+
+        self._torch: Any = torch
+        self._device = device
+        version = tuple(int(part) for part in transformers.__version__.split(".")[:2] if part.isdigit())
+        dtype_key = "dtype" if version >= (4, 56) else "torch_dtype"
+        options = {dtype_key: torch.float32, "trust_remote_code": trust_remote_code}
+        self.model: Any = transformers.AutoModelForCausalLM.from_pretrained(str(model.path), **options).eval()
+        if weights_dtype != "float32":
+            self.model.to(getattr(torch, weights_dtype)).to(torch.float32)
+        self.model.to(device)
+        self._after = layers.after
+        self._captured: dict[int, Any] = {}
+        blocks = _decoder_layers(self.model, model.num_layers)
+        for layer in layers.after:
+            if layer >= 0:
+                blocks[layer].register_forward_hook(self._hook(layer))
+        if -1 in layers.after:
+            blocks[0].register_forward_pre_hook(self._pre_hook(), with_kwargs=True)
+
+    def _hook(self, layer: int) -> Any:
+        def keep(_module: Any, _inputs: Any, output: Any) -> None:
+            self._captured[layer] = (output[0] if isinstance(output, tuple) else output).detach()
+
+        return keep
+
+    def _pre_hook(self) -> Any:
+        def keep(_module: Any, inputs: Any, keywords: Any) -> None:
+            self._captured[-1] = (inputs[0] if inputs else keywords["hidden_states"]).detach()
+
+        return keep
+
+    def states(self, token_ids: Sequence[int]) -> tuple[Any, Any]:
+        """Run one row alone.
+
+        Returns:
+            States float32 [T, L, H] on the CPU, and the model's own next-token ids int64 [T].
+        """
+        torch = self._torch
+        self._captured.clear()
+        with torch.no_grad():
+            logits = self.model(torch.tensor([list(token_ids)], device=self._device), use_cache=False).logits[0]
+        states = [self._captured[layer].reshape(len(token_ids), -1).float().cpu() for layer in self._after]
+        return torch.stack(states, dim=1), logits.argmax(dim=-1).cpu()
+
+    def next_tokens(self, last_states: Any) -> Any:
+        """Next-token ids int64 [T] from un-normed last states [T, H]: norm, then lm_head."""
+        with self._torch.no_grad():
+            decoder = self.model.get_decoder()
+            return (
+                self.model.get_output_embeddings()(decoder.norm(last_states.float().to(self._device)))
+                .argmax(dim=-1)
+                .cpu()
+            )
+
+
+def _decoder_layers(model: Any, num_layers: int) -> Any:
+    """The list of decoder layers, found by name and length."""
+    for name, module in model.named_modules():
+        if (
+            name.split(".")[-1] in {"layers", "h", "blocks"}
+            and hasattr(module, "__len__")
+            and len(module) == num_layers
+        ):
+            return module
+    raise SpecshimError(
+        f"transformers model {type(model).__name__}",
+        f"a list of {num_layers} decoder layers named layers, h or blocks",
+        "none",
+        "verify with --structure, and report the architecture",
+    )
