@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from shims.tripwire import Tripwire
 
 if TYPE_CHECKING:
-    from shims.plan import Plan
-    from shims.report import Report
+    from shims.planning import Plan
+    from shims.reporting import Report
 
 __all__ = ["install", "overrides", "plan", "report", "require", "uninstall"]
 __version__ = "0.1.0"
@@ -33,7 +33,7 @@ def plan(vllm: str | None = None, speculators: str | None = None, transformers: 
     Raises:
         UsageError: a version is not PEP 440.
     """
-    from shims.plan import select
+    from shims.planning import select
     from shims.versions import Stack, detect, parse
 
     for name, version in (("vllm", vllm), ("speculators", speculators), ("transformers", transformers)):
@@ -86,7 +86,7 @@ def uninstall() -> list[str]:
 
 def report() -> Report:
     """What is in force here, confirmed by which signature, on which model runner."""
-    from shims.report import describe
+    from shims.reporting import describe
 
     patching = sys.modules.get("shims.patching")
     receipt = patching.active() if patching is not None else None
@@ -97,9 +97,9 @@ def require(verified: bool = False) -> Report:
     """Raise unless the generator may run here; with `verified`, unless the release is a known one.
 
     Raises:
-        SpecshimError: see `shims.report.refuse_unless_usable`.
+        SpecshimError: see `shims.reporting.refuse_unless_usable`.
     """
-    from shims.report import refuse_unless_usable
+    from shims.reporting import refuse_unless_usable
 
     found = report()
     refuse_unless_usable(found, verified)

@@ -8,8 +8,8 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from shims.plan import Plan
-    from shims.report import Report
+    from shims.planning import Plan
+    from shims.reporting import Report
 
 
 def main(argv: list[str] | None = None) -> int:

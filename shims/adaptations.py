@@ -1,7 +1,7 @@
 """DATA: what each release needs, one row per difference.
 
 A row says which touchpoint differs, from when to when, what to do about it, why, where the change
-can be read, and when the row may go. Which rows are in force is decided in `plan.py`; nothing else
+can be read, and when the row may go. Which rows are in force is decided in `planning.py`; nothing else
 in the package asks for a version.
 """
 

@@ -24,7 +24,7 @@ import wrapt
 from shims.adaptations import ADAPTATIONS, Adaptation
 from shims.contract import Signature, binds, misfits
 from shims.errors import DriftError
-from shims.plan import Plan
+from shims.planning import Plan
 from shims.releases import known
 from shims.touchpoints import GENERATOR_MODULE, TOUCHPOINTS, WORKER_MODULE, Touchpoint, by_key, used_by
 from shims.verbs import Moved, Provide, Replace, Substitute, Verb, Wrap, adapted, load, reshape

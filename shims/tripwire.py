@@ -33,11 +33,11 @@ class Tripwire:
         if PACKAGES & sys.modules.keys():
             self._spring()
         elif not self.armed:
-            sys.meta_path.insert(0, self)  # type: ignore[arg-type]  # a finder needs find_spec and nothing else
+            sys.meta_path.insert(0, self)
 
     def disarm(self) -> None:
         if self.armed:
-            sys.meta_path.remove(self)  # type: ignore[arg-type]
+            sys.meta_path.remove(self)
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None

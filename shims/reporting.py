@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shims.errors import DriftError, SpecshimError
-from shims.plan import STATES, Plan
+from shims.planning import STATES, Plan
 
 if TYPE_CHECKING:
     from shims.patching import Receipt
