@@ -26,7 +26,8 @@ def free_and_total(
     """(free, total) bytes: the accelerator's answer, or the RAM's where there is no accelerator."""
     import torch
 
-    if torch.accelerator.current_accelerator() is None:
+    # A CUDA build of torch names an accelerator on a machine that has none, so ask for the device itself.
+    if not torch.accelerator.is_available():
         return _ram()
     free, total = wrapped(*args, **kwargs)
     return int(free), int(total)
