@@ -163,9 +163,15 @@ def _say(job: Job) -> None:
         if job.config.layer_ids is not None
         else "default: what vLLM's EAGLE-3 serving reads, and the last layer"
     )
-    console.print(f"layers {job.layers} = native {' '.join(map(str, job.layers.native))} ({source})", highlight=False)
     console.print(
-        f"dtype {job.dtype} ({'chosen for this machine' if job.config.dtype == 'auto' else 'given'})", highlight=False
+        f"layers {job.layers} = native {' '.join(map(str, job.layers.native))} ({source})",
+        highlight=False,
+        soft_wrap=True,
+    )
+    console.print(
+        f"dtype {job.dtype} ({'chosen for this machine' if job.config.dtype == 'auto' else 'given'})",
+        highlight=False,
+        soft_wrap=True,
     )
     cut = sum(length > job.row_limit for length in job.data.lengths)
     if cut:
@@ -238,11 +244,11 @@ def _missing_rows(job: Job, result: Extracted) -> list[int]:
         except FileNotFoundError:
             missing.append(index)
         except DamagedRow as damage:
-            console.print(f"row {index} is computed again: {damage}", highlight=False)
+            console.print(f"row {index} is computed again: {damage}", highlight=False, soft_wrap=True)
             result.redone_rows += 1
             missing.append(index)
     if result.kept_rows:
-        console.print(f"{result.kept_rows} of {result.rows} rows are finished already", highlight=False)
+        console.print(f"{result.kept_rows} of {result.rows} rows are finished already", highlight=False, soft_wrap=True)
     return missing
 
 

@@ -1,4 +1,4 @@
-"""One look for progress: rows, rows/s, tokens/s, time left."""
+"""One look for progress: how much, how fast, time left."""
 
 from __future__ import annotations
 
@@ -25,15 +25,17 @@ _SECONDS_BETWEEN_LINES = 30.0
 class StageProgress:
     """Counts rows and tokens; a bar on a terminal, a line now and then elsewhere."""
 
-    def __init__(self, name: str, total: int | None, bar: Progress | None) -> None:
-        self._name, self._total, self._bar = name, total, bar
+    def __init__(self, name: str, total: int | None, unit: str, bar: Progress | None) -> None:
+        self._name, self._total, self._unit, self._bar = name, total, unit, bar
+        self._note = ""
         self._task = bar.add_task(name, total=total, rate="") if bar else None
         self._started = self._last_line = time.monotonic()
         self.rows = 0
         self.tokens = 0
 
-    def advance(self, rows: int, tokens: int) -> None:
-        """Count finished work."""
+    def advance(self, rows: int, tokens: int, note: str = "") -> None:
+        """Count finished work; ``note`` is shown behind the rate."""
+        self._note = f", {note}" if note else ""
         self.rows += rows
         self.tokens += tokens
         now = time.monotonic()
@@ -42,7 +44,8 @@ class StageProgress:
         elif now - self._last_line >= _SECONDS_BETWEEN_LINES:
             self._last_line = now
             console.print(
-                f"{self._name}: {self.rows}/{self._total or '?'} rows, {self._rate()}{self._left()}", highlight=False
+                f"{self._name}: {self.rows}/{self._total or '?'} {self._unit}, {self._rate()}{self._left()}",
+                highlight=False,
             )
 
     @property
@@ -52,7 +55,7 @@ class StageProgress:
 
     def _rate(self) -> str:
         seconds = max(self.seconds, 1e-6)
-        return f"{self.rows / seconds:.2f} rows/s, {self.tokens / seconds:.0f} tokens/s"
+        return f"{self.rows / seconds:.2f} {self._unit}/s, {self.tokens / seconds:.0f} tokens/s{self._note}"
 
     def _left(self) -> str:
         if not self._total or not self.rows:
@@ -61,10 +64,10 @@ class StageProgress:
 
 
 @contextlib.contextmanager
-def stage_progress(name: str, total: int | None) -> Iterator[StageProgress]:
-    """Show progress of ``total`` rows (None: unknown) while the block runs."""
+def stage_progress(name: str, total: int | None, unit: str = "rows") -> Iterator[StageProgress]:
+    """Show progress of ``total`` units (None: unknown) while the block runs."""
     if not console.is_terminal:
-        yield StageProgress(name, total, None)
+        yield StageProgress(name, total, unit, None)
         return
     columns = (
         SpinnerColumn(),
@@ -76,4 +79,4 @@ def stage_progress(name: str, total: int | None) -> Iterator[StageProgress]:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console) as bar:
-        yield StageProgress(name, total, bar)
+        yield StageProgress(name, total, unit, bar)

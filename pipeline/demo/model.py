@@ -86,7 +86,7 @@ def convert(gguf_file: Path, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     config = _config(fields, tied=not any(tensor.name == "output.weight" for tensor in reader.tensors))
     with replacing(folder / "model.safetensors", "wb") as handle:
-        handle.write(save(dict(_tensors(reader, config)), metadata={"format": "pt"}))  # type: ignore[arg-type]
+        handle.write(save(dict(_tensors(reader, config)), metadata={"format": "pt"}))
     for name, content in _tokenizer_files(fields).items():
         write_text(folder / name, json.dumps(content, ensure_ascii=False) + "\n")
     write_text(folder / "config.json", json.dumps(config, indent=2) + "\n")
@@ -163,7 +163,10 @@ def _tokenizer_files(fields: dict[str, Any]) -> dict[str, dict[str, Any]]:
         "added_tokens": [{"id": index, "content": tokens[index], **plain} for index in special],
         "normalizer": None,
         # Digits stand alone in this model's vocabulary.
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, byte_level]},
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [{"type": "Digits", "individual_digits": True}, byte_level],
+        },
         "post_processor": None,
         "decoder": {**byte_level, "add_prefix_space": True},
         "model": {

@@ -39,7 +39,9 @@ def regenerate(model: Path, output: Path, seed: int = 0) -> int:
     from vllm import LLM, SamplingParams
 
     questions = read_prompts()
-    rows: list[dict[str, Any]] = [{"id": f"demo-{index}", "messages": [], "finish": []} for index in range(len(questions))]
+    rows: list[dict[str, Any]] = [
+        {"id": f"demo-{index}", "messages": [], "finish": []} for index in range(len(questions))
+    ]
     # float32: this runs on a CPU, where bfloat16 is often emulated.
     llm: Any = LLM(model=str(model), dtype="float32", max_model_len=2048, enforce_eager=True, max_num_seqs=16)
     for round_number in range(max(map(len, questions))):
