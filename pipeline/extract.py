@@ -152,9 +152,13 @@ def extract(config: ExtractConfig) -> Extracted:
                 engine.close()
         previous = manifest.read(config.output_dir, "extract")
         if missing or previous is None or not previous.get("complete"):
-            done = {"complete": True, "counts": result.counts()}
-            manifest.write(config.output_dir, manifest.compose("extract", with_plan=True, **done, **record))
+            manifest.write(config.output_dir, _finished(record, result))
     return result
+
+
+def _finished(record: dict[str, Any], result: Extracted) -> dict[str, Any]:
+    speed = {"tokens": result.computed_tokens, "seconds": round(result.seconds, 2)}
+    return manifest.compose("extract", with_plan=True, complete=True, counts=result.counts(), speed=speed, **record)
 
 
 def _say(job: Job) -> None:
