@@ -6,6 +6,7 @@ file's own metadata repeats whose row it is, so that a file copied from elsewher
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from pipeline.atomic import write_bytes
 from pipeline.formats import DamagedRow, StateRow
 
 FOLDER = "hidden_states"
+_HEADER = "specshim"
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
@@ -38,7 +40,8 @@ def write_row(path: Path, row: StateRow, metadata: Mapping[str, str]) -> int:
         "token_ids": row.token_ids.contiguous(),
         "loss_mask": row.loss_mask.contiguous(),
     }
-    content = save(tensors, metadata={"row_id": row.row_id, **metadata})
+    # One entry, because the writer puts several in random order and equal rows should be equal files.
+    content = save(tensors, metadata={_HEADER: json.dumps({**metadata, "row_id": row.row_id}, sort_keys=True)})
     write_bytes(path, content)
     return len(content)
 
@@ -69,7 +72,7 @@ def check_row(
         FileNotFoundError: there is no such file.
     """
     with _opened(path) as file:
-        header = file.metadata() or {}
+        header = _header(file)
         for key, value in (metadata or {}).items():
             if header.get(key) != value:
                 raise DamagedRow(f"metadata {key} is {header.get(key)!r}, not {value!r}")
@@ -105,8 +108,10 @@ def read_row(path: Path) -> StateRow:
                 states=file.get_tensor("hidden_states"),
                 token_ids=file.get_tensor("token_ids"),
                 loss_mask=file.get_tensor("loss_mask"),
-                row_id=(file.metadata() or {}).get("row_id", ""),
+                row_id=str(_header(file).get("row_id", "")),
             )
+        except DamagedRow:
+            raise
         except Exception as error:
             raise DamagedRow(f"{type(error).__name__}: {error}") from error
 
@@ -120,6 +125,14 @@ def _opened(path: Path, framework: str = "numpy") -> Any:
         raise
     except Exception as error:
         raise DamagedRow(f"{type(error).__name__}: {error}") from error
+
+
+def _header(file: Any) -> dict[str, Any]:
+    try:
+        content = json.loads((file.metadata() or {}).get(_HEADER, "{}"))
+    except ValueError as error:
+        raise DamagedRow(f"metadata: {error}") from error
+    return content if isinstance(content, dict) else {}
 
 
 def row_indices(folder: Path) -> list[int]:
