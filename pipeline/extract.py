@@ -293,7 +293,10 @@ def _extract_batch(job: Job, engine: Engine, batch: Sequence[int], progress: Sta
             next_step="see the traceback above; finished rows are kept, so the same command goes on from here",
         ) from error
     for index, row, row_ids, row_states in zip(batch, rows, ids, states, strict=True):
+        dtype = str(row_states.dtype).removeprefix("torch.")
         fault = fault_of_states(row_states, len(row_ids), len(job.layers.ids), job.model.hidden_size)
+        if dtype != job.dtype:
+            fault = f"states in {dtype}, asked for {job.dtype}"
         if fault:
             raise SpecshimError(
                 where=f"row {index} (id {row.row_id})",
@@ -302,7 +305,7 @@ def _extract_batch(job: Job, engine: Engine, batch: Sequence[int], progress: Sta
                 next_step="do not train on this; check the model and dtype, and report the versions in the manifest",
             )
         stored = StateRow(
-            states=row_states.to(getattr(torch, job.dtype)),
+            states=row_states,
             token_ids=torch.tensor(row_ids, dtype=torch.int64),
             loss_mask=torch.tensor(row.loss_mask[: job.row_limit], dtype=torch.int64),
             row_id=row.row_id,

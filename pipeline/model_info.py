@@ -92,6 +92,31 @@ def _weight_hash(path: Path) -> str:
     return digest.hexdigest()
 
 
+def tensor_names(model: ModelInfo) -> set[str]:
+    """Names of all tensors in the folder's safetensors files, from the index or the headers.
+
+    Raises:
+        UsageError: an index or a header cannot be read.
+    """
+    names: set[str] = set()
+    for index in model.path.glob("*.safetensors.index.json"):
+        names |= set(_json_object(index, index.read_bytes()).get("weight_map", {}))
+    if not names:
+        for file in model.path.glob("*.safetensors"):
+            with file.open("rb") as handle:
+                length = struct.unpack("<Q", handle.read(8).ljust(8, b"\0"))[0]
+                names |= set(_json_object(file, handle.read(min(length, file.stat().st_size))))
+    return names - {"__metadata__"}
+
+
+def _json_object(file: Path, content: bytes) -> dict[str, Any]:
+    try:
+        parsed = json.loads(content)
+    except ValueError as error:
+        raise UsageError(str(file), "a readable list of tensors", str(error), "re-download it") from error
+    return parsed if isinstance(parsed, dict) else {}
+
+
 def _locate(model_path: str, flag: str) -> Path:
     folder = Path(model_path).expanduser()
     if folder.is_dir():

@@ -228,6 +228,7 @@ def _run(config: TrainConfig, data: TrainingData, settings: dict[str, Any]) -> T
     torch.manual_seed(config.seed)
     device = ("cuda" if torch.cuda.is_available() else "cpu") if config.device == "auto" else config.device
     parts = compat.load_trainer_parts()
+    compat.refuse_missing_verifier_weights(data.model, config.trust_remote_code)
     attention = compat.choose_attention(device)
     adaptations = _adaptations(device, attention, configs_mended=compat.let_configs_construct())
     for line in adaptations:
@@ -298,7 +299,7 @@ def _build_draft(config: TrainConfig, data: TrainingData, parts: Any, attention:
 
     full_vocabulary = len(data.d2t) == len(data.t2d)
     layer_config = compat.draft_layer_config(data.model, config.num_layers, attention)
-    with compat.verifier_named(layer_config, data.model):
+    with compat.verifier_named(layer_config, data.model), compat.quiet_loading():
         draft = parts.draft_class.from_training_args(
             layer_config,
             num_layers=config.num_layers,

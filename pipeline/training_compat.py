@@ -6,12 +6,12 @@ Every function here bridges one difference, named by it. ``train`` reports those
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.model_info import ModelInfo
-from shims.errors import SpecshimError
+from pipeline.model_info import ModelInfo, tensor_names
+from shims.errors import SpecshimError, UsageError
 
 DENSE_ATTENTION = "specshim_dense"
 FLEX_ATTENTION = "simple_flex_attention"
@@ -204,8 +204,48 @@ def draft_layer_config(model: ModelInfo, num_layers: int, attention: str) -> Any
     return config
 
 
+def refuse_missing_verifier_weights(model: ModelInfo, trust_remote_code: bool) -> None:
+    """Check by name that the verifier's embeddings, head and final norm can be found.
+
+    speculators replaces a missing head by the embeddings and a missing norm by ones, and goes on:
+    the draft would learn from a verifier that does not exist.
+
+    Raises:
+        UsageError: one of them is not in the model's safetensors.
+    """
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(str(model.path), trust_remote_code=trust_remote_code)
+    tied = bool(getattr(config.get_text_config(), "tie_word_embeddings", False))
+    wanted = ["embed_tokens.weight", "model.norm.weight", *([] if tied else ["lm_head.weight"])]
+    names = tensor_names(model)
+    missing = [name for name in wanted if not any(found.endswith(name) for found in names)]
+    if missing:
+        raise UsageError(
+            f"--model {model.path}",
+            f"safetensors with tensors ending in {', '.join(wanted)}",
+            f"none ending in {', '.join(missing)}, among {len(names)} tensors",
+            "give the model's safetensors checkpoint",
+        )
+
+
 @contextlib.contextmanager
-def verifier_named(config: Any, model: ModelInfo) -> Any:
+def quiet_loading() -> Iterator[None]:
+    """Silence the loader's log: it calls the absent head of a tied model an error."""
+    try:
+        from loguru import logger
+    except ImportError:
+        yield
+        return
+    logger.disable("speculators")
+    try:
+        yield
+    finally:
+        logger.enable("speculators")
+
+
+@contextlib.contextmanager
+def verifier_named(config: Any, model: ModelInfo) -> Iterator[Any]:
     """Let speculators write the verifier's architecture, not the draft layer's, into its config."""
     before = getattr(config, "architectures", None)
     config.architectures = list(model.config.get("architectures") or [])

@@ -204,12 +204,22 @@ def _tokenizer_files(fields: dict[str, Any]) -> dict[str, dict[str, Any]]:
     }
 
 
-def main() -> None:
+def main() -> int:
     """``python -m pipeline.demo.model FOLDER``."""
     if len(sys.argv) != 2:
-        raise SystemExit("usage: python -m pipeline.demo.model FOLDER")
-    convert(find_gguf(), Path(sys.argv[1]))
+        print("usage: python -m pipeline.demo.model FOLDER", file=sys.stderr)
+        return 2
+    try:
+        convert(find_gguf(), Path(sys.argv[1]))
+    except SpecshimError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except ImportError as error:
+        needed = UsageError("demo model", "numpy, gguf and safetensors", str(error), "pip install gguf safetensors")
+        print(needed, file=sys.stderr)
+        return 2
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
