@@ -4,7 +4,9 @@ from __future__ import annotations
 
 
 def load() -> None:
-    """Install the shims in this process (importing `shims` does)."""
+    """Install the shims in this process (importing `shims` does), and keep what vLLM says if it fails."""
     import shims
+    from shims.behaviours import failures
 
     shims.install_by_environment()
+    failures.listen()

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from shims.behaviours import failures
 from shims.behaviours.capture import PROTOCOL
 from shims.errors import SpecshimError, WrongStatesError
 
@@ -23,19 +24,15 @@ class EngineError(SpecshimError):
 
 def construct(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Build the generator; on failure stop the workers and say what failed, never with an empty message."""
-    try:
-        wrapped(*args, **kwargs)
-    except SpecshimError:
-        _stop(instance)
-        raise
-    except (ValueError, TypeError, OSError) as error:
-        _stop(instance)
-        if str(error):
-            raise  # an argument of the caller's, already explained
-        raise _engine_error("building the generator", error) from error
-    except Exception as error:
-        _stop(instance)
-        raise _engine_error("building the generator", error) from error
+    with failures.collected() as folder:
+        try:
+            wrapped(*args, **kwargs)
+        except Exception as error:
+            _stop(instance)
+            explained = isinstance(error, (SpecshimError, ValueError, TypeError, OSError)) and str(error)
+            if explained and not failures.told(folder):
+                raise  # an argument of the caller's, or a refusal: it says all there is to say
+            raise _engine_error("building the generator", error, failures.told(folder)) from error
 
 
 def _stop(generator: Any) -> None:
@@ -48,14 +45,14 @@ def _stop(generator: Any) -> None:
         logger.warning("workers may still be running: shutting the executor down failed", exc_info=True)
 
 
-def _engine_error(where: str, error: BaseException) -> EngineError:
+def _engine_error(where: str, error: BaseException, worker: str = "") -> EngineError:
     frames = traceback.extract_tb(error.__traceback__)
     place = f" (at {frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
     return EngineError(
         where,
         "vLLM to answer without an error",
-        f"{type(error).__name__}: {str(error).strip() or '(no message)'}{place}",
-        "the worker's own traceback is in this message or printed above it; run `specshim report` for the stack",
+        f"{type(error).__name__}: {str(error).strip() or '(no message)'}{place}{worker and chr(10)}{worker}",
+        "look at the innermost frame named here; `specshim report` shows the stack for a report",
     )
 
 

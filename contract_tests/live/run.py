@@ -1,0 +1,181 @@
+"""Run the live cases in this environment and write the outcomes as data.
+
+    python -m contract_tests.live.run --out FILE [--models llama,marker,…] [--without-shims]
+
+One generator is built per model and setting; each is closed before the next. Exit code 1 if a case
+failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from contract_tests.live import cases
+from contract_tests.live.models import CONTEXT, make
+from contract_tests.live.reference import Reference
+
+# Bytes of KV cache for about 500 tokens of the tiny Llama: 8 layers, 2 key-value heads of 32, float32.
+_STARVED_BYTES = 8 * 2 * 2 * 32 * 4 * 512
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A generator to build and the cases to run on it."""
+
+    model: str
+    name: str
+    cases: tuple[Callable[[cases.Bench], None], ...]
+    layer_ids: tuple[int, ...] = tuple(cases.LAYER_IDS)
+    max_num_batched_tokens: int | None = None
+    kv_bytes: int | None = None
+
+
+_BASIC = (cases.identity, cases.last_layer, cases.content)
+SETTINGS = (
+    Setting("llama", "", (*_BASIC, cases.identity_large, cases.row_count)),
+    Setting(
+        "llama",
+        "chunked",
+        (cases.identity, cases.row_count_starved),
+        max_num_batched_tokens=64,
+        kv_bytes=_STARVED_BYTES,
+    ),
+    Setting("marker", "", (cases.layer_identity,), layer_ids=(7, 2, 0, 2, 5)),
+    Setting("qwen3", "", _BASIC),
+    Setting("mixture", "", _BASIC),
+    Setting("gemma", "", (cases.identity, cases.content)),
+    Setting("deepseek", "", _BASIC),
+)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """See the module's docstring."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, help="JSON file for the outcomes")
+    parser.add_argument("--models", default=",".join(dict.fromkeys(s.model for s in SETTINGS)))
+    parser.add_argument("--without-shims", action="store_true", help="the stock generator alone: to see it fail")
+    options = parser.parse_args(argv)
+    if options.without_shims:
+        os.environ["SHIMS_DISABLE"] = "1"  # inherited by the workers
+    import shims
+
+    wanted = options.models.split(",")
+    outcomes: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="specshim-live-") as folder:
+        for setting in SETTINGS:
+            if setting.model in wanted:
+                outcomes += _run(setting, Path(folder), options.without_shims)
+    stack = shims.report().as_dict()["stack"]
+    if options.out:
+        options.out.write_text(json.dumps({"stack": stack, "cases": outcomes}, indent=1), encoding="utf-8")
+    failed = [o for o in outcomes if o["outcome"] == "fail"]
+    # In a form that test runners and people both read.
+    print(f"{len(outcomes) - len(failed)} passed, {len(failed)} failed")
+    return 1 if failed else 0
+
+
+def _run(setting: Setting, folder: Path, without_shims: bool) -> list[dict[str, Any]]:
+    began = time.monotonic()
+    try:
+        path = make(setting.model, folder)
+        reference = Reference(path)
+    except ImportError as error:
+        return [_outcome(setting, case, "skip", 0.0, f"transformers: {error}") for case in setting.cases]
+    try:
+        with _generator(setting, path, without_shims) as generator:
+            bench = cases.Bench(generator.generate, reference, list(setting.layer_ids))
+            outcomes = [_judge(setting, case, bench) for case in setting.cases]
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        outcomes = [_outcome(setting, case, "fail", 0.0, reason) for case in setting.cases]
+    for outcome in outcomes:
+        print(f"{setting.model:9} {outcome['case']:28} {outcome['outcome']}  {outcome['reason'][:600]}", flush=True)
+    print(f"{setting.model:9} took {time.monotonic() - began:.0f} s", flush=True)
+    return outcomes
+
+
+def _judge(setting: Setting, case: Callable[[cases.Bench], None], bench: cases.Bench) -> dict[str, Any]:
+    bench.worst = 0.0
+    try:
+        case(bench)
+    except Exception as error:
+        return _outcome(setting, case, "fail", bench.worst, f"{type(error).__name__}: {error}")
+    return _outcome(setting, case, "pass", bench.worst, "")
+
+
+def _outcome(
+    setting: Setting, case: Callable[[cases.Bench], None], outcome: str, worst: float, reason: str
+) -> dict[str, Any]:
+    import shims
+
+    name = case.__name__ + (f"_{setting.name}" if setting.name and case is cases.identity else "")
+    return {
+        "speculators": shims.report().plan.stack.speculators,
+        "engine": "stock",
+        "model": setting.model,
+        "case": name,
+        "outcome": outcome,
+        "max_rel_err": float(f"{worst:.2e}") if worst != float("inf") else None,
+        "reason": reason,
+    }
+
+
+@contextmanager
+def _generator(setting: Setting, path: Path, without_shims: bool) -> Iterator[Any]:
+    import shims
+
+    utilization = 0.1
+    if setting.kv_bytes is not None:
+        import psutil
+
+        # The generator takes a fifth of what is free, times the utilization.
+        utilization = setting.kv_bytes / (0.2 * psutil.virtual_memory().available)
+    if without_shims:
+        _cpu_aids()
+    from speculators.data_generation.vllm_hidden_states_generator import VllmHiddenStatesGenerator
+
+    with shims.overrides(dtype="float32", max_num_batched_tokens=setting.max_num_batched_tokens):
+        generator = VllmHiddenStatesGenerator(
+            str(path),
+            layer_ids=list(setting.layer_ids),
+            max_model_len=CONTEXT,
+            gpu_memory_utilization=utilization,
+        )
+    try:
+        yield generator
+    finally:
+        generator.executor.shutdown()
+        del generator
+        gc.collect()
+
+
+def _cpu_aids() -> None:
+    """What the bare generator needs to get anywhere on a CPU, and float32: the faults left are its own."""
+    import psutil
+    import torch
+
+    def memory(*_: Any) -> tuple[int, int]:
+        return psutil.virtual_memory().available, psutil.virtual_memory().total
+
+    torch.cuda.mem_get_info = memory
+    torch.cuda.empty_cache = lambda: None
+    import speculators.data_generation.vllm_hidden_states_generator as module
+
+    stock = module.ModelConfig
+    module.mem_get_info = memory
+    module.ModelConfig = lambda **kwargs: stock(**{**kwargs, "dtype": "float32"})
+
+
+if __name__ == "__main__":
+    sys.exit(main())
