@@ -208,7 +208,7 @@ def _patch_generator(receipt: Receipt, module: Any) -> None:
         elif touchpoints[0].kind == "call":
             _patch_call(receipt, module, name, touchpoints[0], original)
         elif rows:
-            receipt.put(module, name, wrapt.FunctionWrapper(original, adapted(original, [r.verb for r in rows])))
+            receipt.put(module, name, wrapt.FunctionWrapper(original, adapted([r.verb for r in rows])))
             receipt.applied.update({row.name: "wrapped" for row in rows})
     _patch_methods(receipt, module.VllmHiddenStatesGenerator, "generator.")
     _refuse_if_drifted(receipt, module.VllmHiddenStatesGenerator)
@@ -229,19 +229,17 @@ def _patch_call(receipt: Receipt, module: Any, name: str, touchpoint: Touchpoint
         receipt.put(module, name, _refusal(touchpoint.home, receipt.drifted[touchpoint.key]))
         return
     methods = _executor_methods(receipt, target) if touchpoint.key == "MultiprocExecutor" else {}
-    receipt.put(module, name, wrapt.FunctionWrapper(target, _with_overrides(touchpoint.key, verbs, target, methods)))
+    receipt.put(module, name, wrapt.FunctionWrapper(target, _with_overrides(touchpoint.key, verbs, methods)))
 
 
-def _with_overrides(
-    key: str, verbs: list[Verb], target: Any, methods: dict[str, Callable[..., Any]]
-) -> Callable[..., Any]:
+def _with_overrides(key: str, verbs: list[Verb], methods: dict[str, Callable[..., Any]]) -> Callable[..., Any]:
     from shims.behaviours.executor import AdaptedExecutor
     from shims.behaviours.overrides import chosen
 
-    call = adapted(target, verbs)
+    call = adapted(verbs, lambda: chosen(key))
 
     def adapter(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        result = call(wrapped, instance, args, {**kwargs, **chosen(key)})
+        result = call(wrapped, instance, args, kwargs)
         return AdaptedExecutor(result, methods) if methods else result
 
     return adapter
@@ -263,7 +261,7 @@ def _executor_methods(receipt: Receipt, executor: Any) -> dict[str, Callable[...
         if verbs is None:
             methods[name] = _refusal(t.home, receipt.drifted[t.key])
         elif verbs:
-            methods[name] = adapted(executor, verbs)
+            methods[name] = adapted(verbs)
     return methods
 
 

@@ -169,16 +169,18 @@ def reshape(call: Call, verbs: list[Verb]) -> Call:
     return call
 
 
-def adapted(target: Callable[..., Any], verbs: list[Verb]) -> Callable[..., Any]:
+def adapted(verbs: list[Verb], override: Callable[[], dict[str, Any]] = dict) -> Callable[..., Any]:
     """`function(wrapped, instance, args, kwargs)`, as wrapt wants it, that applies the call verbs in order.
 
-    `Wrap` verbs see the call already reshaped by the verbs before them.
+    `Wrap` verbs see the call already reshaped by the call verbs; `override()` gives keywords that win
+    over both the caller's and the verbs'.
     """
     wraps = [load(verb.function) for verb in verbs if isinstance(verb, Wrap)]
 
     def call(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         for verb in verbs:
             kwargs = verb.apply(args, kwargs)
+        kwargs = {**kwargs, **override()}
         for wrap in wraps:
             wrapped = _bound(wrap, wrapped, instance)
         return wrapped(*args, **kwargs)

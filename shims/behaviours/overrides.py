@@ -15,6 +15,8 @@ _CALL_OF = {
     "trust_remote_code": "ModelConfig",
     "max_num_batched_tokens": "SchedulerConfig",
     "max_num_seqs": "SchedulerConfig",
+    "block_size": "CacheConfig",
+    "num_gpu_blocks_override": "CacheConfig",
 }
 
 
@@ -24,7 +26,8 @@ def overrides(**settings: Any) -> Iterator[None]:
 
     Args:
         settings: any of dtype ("float32", "bfloat16", …), trust_remote_code (bool),
-            max_num_batched_tokens and max_num_seqs (int). None leaves a setting as it is.
+            max_num_batched_tokens, max_num_seqs, block_size (tokens) and num_gpu_blocks_override (blocks
+            of KV cache). None leaves a setting as it is.
 
     Raises:
         TypeError: an unknown setting.

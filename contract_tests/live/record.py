@@ -1,0 +1,41 @@
+"""Put the outcomes of a live run into `contract_tests/results/<release>.json`.
+
+python -m contract_tests.live.record RELEASE FILE
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parents[1] / "results"
+
+
+def merge(release: str, stack: dict[str, Any], cases: list[dict[str, Any]], into: dict[str, Any]) -> dict[str, Any]:
+    """The release's results with `cases` in the place of earlier ones of the same speculators, engine and model."""
+    replaced = {(c["speculators"], c["engine"], c["model"]) for c in cases}
+    kept = [c for c in into.get("cases", []) if (c["speculators"], c["engine"], c["model"]) not in replaced]
+    ordered = sorted([*kept, *cases], key=lambda c: (c["speculators"], c["engine"], c["model"], c["case"]))
+    # Each case names its speculators; the stack's own is that of the last run.
+    return {"release": release, "date": datetime.date.today().isoformat(), "stack": stack, "cases": ordered}
+
+
+def main() -> None:
+    """See the module's docstring."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("release")
+    parser.add_argument("file", type=Path)
+    options = parser.parse_args()
+    run = json.loads(options.file.read_text(encoding="utf-8"))
+    path = RESULTS / f"{options.release}.json"
+    before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    merged = merge(options.release, run["stack"], run["cases"], before)
+    RESULTS.mkdir(exist_ok=True)
+    path.write_text(json.dumps(merged, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

