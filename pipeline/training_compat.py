@@ -6,6 +6,7 @@ Every function here bridges one difference, named by it. ``train`` reports those
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -79,6 +80,8 @@ def let_configs_construct() -> bool:
     from speculators.config import SpeculatorModelConfig
     from transformers import PretrainedConfig
 
+    if not dataclasses.is_dataclass(PretrainedConfig):
+        return False  # transformers 4
     own = SpeculatorModelConfig.__init__
     replaced = [cls for cls in (SpeculatorModelConfig.registry or {}).values() if cls.__init__ is not own]
     for cls in replaced:

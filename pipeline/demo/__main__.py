@@ -97,6 +97,7 @@ class Runner:
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
             "TOKENIZERS_PARALLELISM": "false",
+            "PYTHONWARNINGS": "ignore",  # those of other libraries, repeated in every worker
         } | os.environ
         # With it set, every vLLM process compiles thousands of files anew: minutes per stage.
         self._environment.pop("PYTHONDONTWRITEBYTECODE", None)
