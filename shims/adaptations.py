@@ -31,6 +31,8 @@ class Adaptation:
         until: when the row may be removed.
         vllm, speculators, transformers: PEP 440 ranges in which it holds; '' is every release.
         defect: True where the row mends a fault of speculators itself, on every vLLM.
+        behavioural: True where no signature calls for the row: only what happens at run time does, and
+            only live cases prove it.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Adaptation:
     speculators: str = "<0.5"
     transformers: str = ""
     defect: bool = False
+    behavioural: bool = False
 
     def holds_for(self, stack: Stack) -> bool:
         """Whether the versions of `stack` select this row."""
@@ -78,11 +81,11 @@ _IMPORTS = (
         name="pydantic-finds-torch",
         touchpoint="configuration_utils.torch",
         verb=Provide(f"{_B}.imports:lazy_torch"),
-        why="pydantic resolves the annotation 'torch.dtype' of PreTrainedConfig in a module that no longer imports "
-        "torch at run time; `import speculators` ends in NameError",
-        link=f"{_TRANSFORMERS}/v5.0.0/src/transformers/configuration_utils.py",
+        why="PreTrainedConfig has a field annotated 'torch.dtype', which pydantic resolves in a module that does not "
+        "import torch at run time; `import speculators` ends in NameError",
+        link=f"{_TRANSFORMERS}/v5.4.0/src/transformers/configuration_utils.py",
         until=_ENDS,
-        transformers=">=5",
+        transformers=">=5.4",
     ),
     Adaptation(
         name="attention-mask-module-gone",
@@ -92,7 +95,7 @@ _IMPORTS = (
         "`import speculators` ends in ModuleNotFoundError",
         link=f"{_SPECULATORS}/v0.4.0.1/src/speculators/models/eagle.py",
         until=_ENDS,
-        transformers=">=5.20",
+        transformers=">=5.24",
     ),
     Adaptation(
         name="hashing-module-missing",
@@ -145,6 +148,7 @@ _CONFIGS = (
     ),
     Adaptation(
         name="chunked-prefill-on",
+        behavioural=True,
         touchpoint="SchedulerConfig",
         verb=Fill("enable_chunked_prefill", True),
         why="a hand-made SchedulerConfig leaves chunked prefill off: prompts past the token budget of a step wait "
@@ -155,6 +159,7 @@ _CONFIGS = (
     ),
     Adaptation(
         name="prefix-caching-off",
+        behavioural=True,
         touchpoint="CacheConfig",
         verb=Fill("enable_prefix_caching", False),
         why="cached tokens never pass through the model, so their states would be missing; without a block hasher "
@@ -165,6 +170,7 @@ _CONFIGS = (
     ),
     Adaptation(
         name="block-size-chosen-by-vllm",
+        behavioural=True,
         touchpoint="CacheConfig",
         verb=Drop("block_size"),
         why="attention backends refuse block sizes that are not theirs (the CPU's refuses 16); left out, vLLM asks "
@@ -248,14 +254,26 @@ _KV_CACHE = (
 
 _SCHEDULING = (
     Adaptation(
-        name="scheduler-block-size",
+        name="scheduler-wants-block-size",
         touchpoint="Scheduler",
         verb=Compute("block_size", f"{_B}.kv_cache:block_size_of_call"),
-        why="Scheduler requires the block size that the KV cache really has; speculators 0.3 gives none and 0.4 a "
-        "fixed 16",
+        why="Scheduler requires the block size of the KV cache; speculators 0.3 gives none",
         link=f"{_SOURCE}/v0.11.1/vllm/v1/core/sched/scheduler.py",
+        until=_ENDS_03,
+        vllm=">=0.11.1",
+        speculators="<0.4",
+    ),
+    Adaptation(
+        name="scheduler-block-size-of-the-cache",
+        touchpoint="Scheduler",
+        verb=Compute("block_size", f"{_B}.kv_cache:block_size_of_call"),
+        why="speculators 0.4 gives the scheduler a fixed block size of 16; the KV cache may have another, which "
+        "attention backends (MLA, the CPU's) choose",
+        link=f"{_SPECULATORS}/v0.4.0.1/src/speculators/data_generation/vllm_hidden_states_generator.py",
         until=_ENDS,
         vllm=">=0.11.1",
+        speculators=">=0.4,<0.5",
+        behavioural=True,
     ),
     Adaptation(
         name="scheduler-unaware-of-block-size",

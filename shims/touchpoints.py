@@ -35,12 +35,15 @@ class Touchpoint:
     Args:
         key: short name that rows, messages and documents use.
         home: `module:qualified.name` where speculators expects it.
-        kind: `call`, `name`, `field`, `attribute`, `member` (of an enum), `module` or `rpc` (worker method).
+        kind: `call`, `name`, `field`, `attribute`, `member` (of an enum), `module`, `rpc` (worker method) or
+            `annotation` (a name that annotations of the module's classes may ask for at run time).
         used_in: file of the consumer.
         seam: where a shim can stand, see the module's docstring.
         calls: (speculators range, shape of the call), for kind `call`.
         speculators: releases of speculators that use it.
         vllm: releases on which it is used, where the use itself depends on the release.
+        through: key of the touchpoint by way of which alone it is used: where a row replaces that, this
+            use is gone.
     """
 
     key: str
@@ -51,6 +54,7 @@ class Touchpoint:
     calls: tuple[tuple[str, Call], ...] = ()
     speculators: str = "<0.5"
     vllm: str = ""
+    through: str = ""
 
     @property
     def module(self) -> str:
@@ -82,14 +86,22 @@ def _call(
     used_in: str = _GENERATOR,
     speculators: str = "<0.5",
     vllm: str = "",
+    through: str = "",
 ) -> Touchpoint:
-    return Touchpoint(key, home, "call", used_in, seam, calls, speculators, vllm)
+    return Touchpoint(key, home, "call", used_in, seam, calls, speculators, vllm, through)
 
 
 def _other(
-    key: str, home: str, kind: str, used_in: str, seam: str = "use", speculators: str = "<0.5", vllm: str = ""
+    key: str,
+    home: str,
+    kind: str,
+    used_in: str,
+    seam: str = "use",
+    speculators: str = "<0.5",
+    vllm: str = "",
+    through: str = "",
 ) -> Touchpoint:
-    return Touchpoint(key, home, kind, used_in, seam, (), speculators, vllm)
+    return Touchpoint(key, home, kind, used_in, seam, (), speculators, vllm, through)
 
 
 def _kw(*names: str, positional: int = 0) -> Call:
@@ -259,11 +271,12 @@ _GENERATOR_NAMES = (
         _SHIMS,
         vllm=">=0.29",
     ),
-    _other(
+    _call(
         "resolve_kv_cache_layout",
         "vllm.v1.attention.backends.utils:resolve_kv_cache_layout",
-        "name",
-        _SHIMS,
+        "use",
+        ("", _kw(positional=3)),
+        used_in=_SHIMS,
         vllm=">=0.29",
     ),
     _other(
@@ -290,6 +303,60 @@ _GENERATOR_NAMES = (
         "field",
         _SHIMS,
     ),
+    _other("VllmConfig.cache_config", "vllm.config:VllmConfig.cache_config", "field", _GENERATOR),
+    _other("VllmConfig.model_config", "vllm.config:VllmConfig.model_config", "field", _GENERATOR),
+    _other("VllmConfig.parallel_config", "vllm.config:VllmConfig.parallel_config", "field", _SHIMS, vllm=">=0.33"),
+    _call("ModelConfig.get_vocab_size", "vllm.config:ModelConfig.get_vocab_size", "use", ("", _kw()), used_in=_SHIMS),
+    _other(
+        "ParallelConfig.cp_kv_cache_interleave_size",
+        "vllm.config:ParallelConfig.cp_kv_cache_interleave_size",
+        "field",
+        _SHIMS,
+        vllm=">=0.33",
+    ),
+    _other(
+        "CacheConfig.kv_cache_layout", "vllm.config:CacheConfig.kv_cache_layout", "attribute", _SHIMS, vllm=">=0.29"
+    ),
+    _other(
+        "KVCacheGroupSpec.layer_names",
+        "vllm.v1.kv_cache_interface:KVCacheGroupSpec.layer_names",
+        "field",
+        _SHIMS,
+        speculators=">=0.4,<0.5",
+        vllm="<0.12",
+    ),
+    _other(
+        "KVCacheGroupSpec.kv_cache_spec", "vllm.v1.kv_cache_interface:KVCacheGroupSpec.kv_cache_spec", "field", _SHIMS
+    ),
+    _other("KVCacheSpec.block_size", "vllm.v1.kv_cache_interface:KVCacheSpec.block_size", "field", _SHIMS),
+    _call(
+        "MultiprocExecutor.get_supported_kv_cache_layouts",
+        f"{_EXECUTOR}.get_supported_kv_cache_layouts",
+        "use",
+        ("", _kw()),
+        used_in=_SHIMS,
+        vllm=">=0.29",
+    ),
+    _call(
+        "MultiprocExecutor.set_kv_cache_layout",
+        f"{_EXECUTOR}.set_kv_cache_layout",
+        "use",
+        ("", _kw(positional=1)),
+        used_in=_SHIMS,
+        vllm=">=0.29,<0.33",
+    ),
+    _call(
+        "MultiprocExecutor.set_kv_cache_layout with interleave",
+        f"{_EXECUTOR}.set_kv_cache_layout",
+        "use",
+        ("", _kw(positional=2)),
+        used_in=_SHIMS,
+        vllm=">=0.33",
+    ),
+    _other("MultiprocExecutor.vllm_config", f"{_EXECUTOR}.vllm_config", "attribute", _SHIMS, vllm=">=0.29"),
+    _other("Request.num_prompt_tokens", "vllm.v1.request:Request.num_prompt_tokens", "attribute", _SHIMS),
+    _other("Request.request_id", "vllm.v1.request:Request.request_id", "attribute", _SHIMS),
+    _other("NewRequestData.req_id", "vllm.v1.core.sched.output:NewRequestData.req_id", "field", _SHIMS),
     _other("torch.cuda.mem_get_info", "torch.cuda:mem_get_info", "name", _GENERATOR, "global:torch", "<0.4"),
     _other("torch.cuda.empty_cache", "torch.cuda:empty_cache", "name", _GENERATOR, "global:torch", "<0.4"),
     _other("mem_get_info", "torch:get_device_module", "name", "utils/util.py", "global:mem_get_info", ">=0.4,<0.5"),
@@ -316,13 +383,49 @@ _GENERATOR_NAMES = (
     ),
 )
 
+_MODEL = "vllm.model_executor.models.llama:LlamaModel"
+_GROUP = "vllm.distributed.parallel_state:GroupCoordinator"
+_SETUP = "HiddenStatesWorkerExtension._setup_hidden_states_capture"
+
 _WORKER_NAMES = (
-    _other("get_pp_group", "vllm.distributed:get_pp_group", "name", _WORKER),
-    _other("get_tp_group", "vllm.distributed:get_tp_group", "name", _WORKER),
-    _other("IntermediateTensors", "vllm.sequence:IntermediateTensors", "name", _WORKER),
-    _other("supports_eagle3", "vllm.model_executor.models.interfaces:supports_eagle3", "name", _WORKER,
-           speculators="<0.4"),
+    # The replaced forward of the model: the only user of these goes where capture goes by hooks.
+    _call("get_pp_group", "vllm.distributed:get_pp_group", "use", ("", _kw()), used_in=_WORKER),
+    _call("get_tp_group", "vllm.distributed:get_tp_group", "use", ("", _kw()), used_in=_WORKER),
+    _other("GroupCoordinator.is_first_rank", f"{_GROUP}.is_first_rank", "attribute", _WORKER, through=_SETUP),
+    _other("GroupCoordinator.is_last_rank", f"{_GROUP}.is_last_rank", "attribute", _WORKER, through=_SETUP),
+    _other("GroupCoordinator.rank_in_group", f"{_GROUP}.rank_in_group", "attribute", _WORKER, through=_SETUP),
+    _call("IntermediateTensors", "vllm.sequence:IntermediateTensors", "use", ("", _kw(positional=1)), used_in=_WORKER),
+    _call("supports_eagle3", "vllm.model_executor.models.interfaces:supports_eagle3", "use", ("", _kw(positional=1)),
+          used_in=_WORKER, speculators="<0.4"),
+    _call("model.get_input_embeddings", f"{_MODEL}.get_input_embeddings", "use", ("", _kw(positional=1)),
+          used_in=_WORKER, speculators="<0.4", through=_SETUP),
+    _call("model.embed_input_ids", f"{_MODEL}.embed_input_ids", "use", ("", _kw(positional=1)),
+          used_in=_WORKER, speculators=">=0.4,<0.5", through=_SETUP),
+    _other("model.start_layer", f"{_MODEL}.start_layer", "attribute", _WORKER, through=_SETUP),
+    _other("model.end_layer", f"{_MODEL}.end_layer", "attribute", _WORKER, through=_SETUP),
+    _other("model.norm", f"{_MODEL}.norm", "attribute", _WORKER, through=_SETUP),
+    _call("decoder layer", "vllm.model_executor.models.llama:LlamaDecoderLayer.forward", "use",
+          ("", _kw("hidden_states", "positions", "residual")), used_in=_WORKER, through=_SETUP),
+    # What capture by hooks needs of a model; these stand for the families that the live cases run.
+    _other("model.layers", f"{_MODEL}.layers", "attribute", _WORKER),
+    _other("model.embed_tokens", f"{_MODEL}.embed_tokens", "attribute", _SHIMS),
+    _other("causal model.model", "vllm.model_executor.models.llama:LlamaForCausalLM.model", "attribute", _WORKER),
+    _call("Llama layer", "vllm.model_executor.models.llama:LlamaDecoderLayer.forward", "use",
+          ("", _kw("positions", "hidden_states", "residual")), used_in=_SHIMS),
+    _call("Qwen3 layer", "vllm.model_executor.models.qwen3:Qwen3DecoderLayer.forward", "use",
+          ("", _kw("positions", "hidden_states", "residual")), used_in=_SHIMS),
+    _call("DeepSeek layer", "vllm.model_executor.models.deepseek_v2:DeepseekV2DecoderLayer.forward", "use",
+          ("", _kw("positions", "hidden_states", "residual")), used_in=_SHIMS),
+    _other("DeepSeek model.layers", "vllm.model_executor.models.deepseek_v2:DeepseekV2Model.layers", "attribute",
+           _SHIMS),
+    _other("DeepSeek model.embed_tokens", "vllm.model_executor.models.deepseek_v2:DeepseekV2Model.embed_tokens",
+           "attribute", _SHIMS),
+    _call("multimodal get_language_model",
+          "vllm.model_executor.models.interfaces:SupportsMultiModal.get_language_model", "use", ("", _kw()),
+          used_in=_WORKER, speculators=">=0.4,<0.5"),
     _other("Worker.model_runner", "vllm.v1.worker.gpu_worker:Worker.model_runner", "attribute", _WORKER),
+    _other("Worker.rank", "vllm.v1.worker.gpu_worker:Worker.rank", "attribute", _SHIMS),
+    _other("GPUModelRunner.model", "vllm.v1.worker.gpu_model_runner:GPUModelRunner.model", "attribute", _WORKER),
     _other("Worker.get_kv_cache_spec", "vllm.v1.worker.gpu_worker:Worker.get_kv_cache_spec", "rpc", _GENERATOR),
     _other("GPUModelRunner.get_model", "vllm.v1.worker.gpu_model_runner:GPUModelRunner.get_model", "attribute", _SHIMS),
     _other("GPUModelRunner.execute_model", "vllm.v1.worker.gpu_model_runner:GPUModelRunner.execute_model", "attribute",
@@ -336,6 +439,8 @@ _WORKER_NAMES = (
            "attribute", _SHIMS, vllm=">=0.12"),
     _other("V2 GPUModelRunner.prepare_inputs", "vllm.v1.worker.gpu.model_runner:GPUModelRunner.prepare_inputs",
            "attribute", _SHIMS, vllm=">=0.12"),
+    _other("V2 GPUModelRunner.req_states", "vllm.v1.worker.gpu.model_runner:GPUModelRunner.req_states", "attribute",
+           _SHIMS, vllm=">=0.12"),
     _other("V2 InputBatch.req_ids", "vllm.v1.worker.gpu.input_batch:InputBatch.req_ids", "field", _SHIMS,
            vllm=">=0.12"),
     _other("HiddenStatesWorkerExtension._setup_hidden_states_capture",
@@ -346,15 +451,15 @@ _WORKER_NAMES = (
     _other("HiddenStatesWorkerExtension._get_captured_states",
            f"{WORKER_MODULE}:HiddenStatesWorkerExtension._get_captured_states", "call", _WORKER,
            "worker._get_captured_states"),
-    _other("WorkerProc.enqueue_output", "vllm.v1.executor.multiproc_executor:WorkerProc.enqueue_output", "call",
-           _SHIMS, "import"),
+    _call("WorkerProc.enqueue_output", "vllm.v1.executor.multiproc_executor:WorkerProc.enqueue_output", "import",
+          ("", _kw(positional=1)), used_in=_SHIMS),
     _other("load_general_plugins", "vllm.plugins:load_general_plugins", "name", _SHIMS),
 )  # fmt: skip
 
 _IMPORT_NAMES = (
     _other("vllm.utils.hashing", "vllm.utils.hashing", "module", _GENERATOR, "import", ">=0.4,<0.5"),
     _other("modeling_attn_mask_utils", "transformers.modeling_attn_mask_utils", "module", "models/eagle.py", "import"),
-    _other("configuration_utils.torch", "transformers.configuration_utils:torch", "name", "config.py", "import"),
+    _other("configuration_utils.torch", "transformers.configuration_utils:torch", "annotation", "config.py", "import"),
 )
 
 TOUCHPOINTS: tuple[Touchpoint, ...] = (*_GENERATOR_CALLS, *_GENERATOR_NAMES, *_WORKER_NAMES, *_IMPORT_NAMES)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 
@@ -87,6 +88,18 @@ def within(version: str | None, specifier: str) -> bool:
     except InvalidSpecifier:
         raise UsageError("version range", "a range such as >=0.17,<0.20", repr(specifier), "mend the row") from None
     return wanted.contains(Version(parse(version).base_version))
+
+
+def newest_first(versions: Iterable[str], final: bool = False) -> list[str]:
+    """The PEP 440 versions among `versions`, newest first; with `final`, without pre- and dev-releases."""
+    parsed: dict[str, Version] = {}
+    for version in versions:
+        try:
+            parsed[version] = Version(version)
+        except InvalidVersion:
+            continue
+    kept = [v for v, p in parsed.items() if not (final and p.is_prerelease)]
+    return sorted(kept, key=parsed.__getitem__, reverse=True)
 
 
 def is_exact_release(version: str) -> bool:

@@ -1,0 +1,32 @@
+"""Which names are looked up in which package: what every table of touchpoints and rows mentions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+from contract_tests.consumers import CONSUMERS
+from shims.adaptations import ADAPTATIONS
+from shims.touchpoints import TOUCHPOINTS, Touchpoint
+from shims.verbs import Moved
+
+# The releases of speculators that have a generator; each is judged with each vLLM.
+GENERATORS = ("0.3.0", "0.4.0", "0.4.0.1")
+
+
+def all_touchpoints() -> tuple[Touchpoint, ...]:
+    return (*TOUCHPOINTS, *CONSUMERS)
+
+
+@lru_cache(maxsize=8)
+def homes_in(package: str) -> tuple[str, ...]:
+    """Every `module:name` to look up in one package, sorted."""
+    return tuple(sorted({home for home in _homes() if home.partition(".")[0].partition(":")[0] == package}))
+
+
+def _homes() -> Iterator[str]:
+    for touchpoint in all_touchpoints():
+        yield touchpoint.home
+    for row in ADAPTATIONS:
+        if isinstance(row.verb, Moved):
+            yield row.verb.home

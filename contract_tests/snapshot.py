@@ -1,0 +1,139 @@
+"""`python -m contract_tests.snapshot [RELEASE…]`: read releases from the index and write their snapshots."""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import re
+import sys
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import replace
+from email.parser import BytesHeaderParser
+
+from packaging.requirements import InvalidRequirement, Requirement
+
+from contract_tests.homes import GENERATORS, homes_in
+from contract_tests.readers.found import Reading
+from contract_tests.readers.library import Library
+from contract_tests.readers.resolve import Resolver
+from contract_tests.recorded import FOLDER, OTHERS, recorded, rendered
+from contract_tests.sources import Settings, SourceTree, open_release, released
+from contract_tests.sources.store import Store
+from shims.errors import SpecshimError
+from shims.releases import known
+from shims.versions import newest_first, within
+
+# The oldest transformers that any vLLM release in the table admits.
+_OLDEST_TRANSFORMERS = ">=4.55.2"
+_WATCHED = ("torch", "transformers")
+# Parsing is what takes the time; a process is worth its start from a few releases on.
+_MOST_PROCESSES = 4
+_FEWEST_EACH = 4
+
+
+def read_release(package: str, release: str, settings: Settings) -> Reading:
+    """Read one release from the index, or from the cache.
+
+    Raises:
+        SourceError: it cannot be fetched.
+    """
+    tree = open_release(package, release, settings)
+    reading = read_tree(tree, package, release, Store(settings.cache))
+    reading.distribution = tree.distribution.filename
+    tree.save()
+    return reading
+
+
+def read_tree(tree: SourceTree, package: str, release: str, store: Store | None = None) -> Reading:
+    """Read every name of interest in a tree of files.
+
+    Raises:
+        SourceError: a file that the release has cannot be fetched.
+    """
+    library = Library(tree, store)
+    resolver = Resolver(library)
+    found = {home: resolver.find(home) for home in homes_in(package)}
+    return Reading(package, release, "", _requirements(tree), found, library.files)
+
+
+def _requirements(tree: SourceTree) -> dict[str, str]:
+    """What the release's metadata asks for of the packages that are read beside it."""
+    path = next((p for p in sorted(tree.paths()) if p.endswith(".dist-info/METADATA")), None)
+    if path is None:
+        return {}
+    wanted: dict[str, str] = {}
+    for line in BytesHeaderParser().parsebytes(tree.read(path)).get_all("Requires-Dist", []):
+        try:
+            requirement = Requirement(line)
+        except InvalidRequirement:
+            continue
+        if requirement.name in _WATCHED and not re.search(r"\bextra\b", str(requirement.marker)):
+            wanted.setdefault(requirement.name, str(requirement.specifier))
+    return wanted
+
+
+def read_releases(package: str, releases: Iterable[str], settings: Settings) -> list[Reading]:
+    """Several releases at once, in the order asked for.
+
+    Raises:
+        SourceError: one of them cannot be fetched.
+    """
+    wanted = list(releases)
+    processes = min(os.cpu_count() or 1, _MOST_PROCESSES, len(wanted) // _FEWEST_EACH)
+    if processes < 2:
+        return _read_chunk(package, wanted, settings)
+    # Neighbours share most files, and each file is parsed once: chunks are runs of releases.
+    size = -(-len(wanted) // processes)
+    chunks = [wanted[i : i + size] for i in range(0, len(wanted), size)]
+    share = replace(settings, connections=max(1, settings.connections // processes))
+    # `spawn`: a fork would copy this process's threads' locks in whatever state they are.
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+        parts = [pool.submit(_read_chunk, package, chunk, share) for chunk in chunks]
+        return [reading for part in parts for reading in part.result()]
+
+
+def _read_chunk(package: str, releases: list[str], settings: Settings) -> list[Reading]:
+    with ThreadPoolExecutor(settings.connections) as pool:
+        return list(pool.map(lambda release: read_release(package, release, settings), releases))
+
+
+def other_releases(package: str, settings: Settings, vllm: Iterable[Reading]) -> list[str]:
+    """Which releases of a package beside vLLM are looked at, oldest first."""
+    if package == "speculators":
+        return list(GENERATORS)
+    if package == "torch":
+        pins = {reading.requires.get("torch", "").removeprefix("==") for reading in vllm} - {""}
+        return newest_first(pins)[::-1]
+    return [version for version in released(package, settings) if within(version, _OLDEST_TRANSFORMERS)]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write the snapshots; returns the exit code (2: something could not be read)."""
+    parser = argparse.ArgumentParser(prog="python -m contract_tests.snapshot", description=__doc__)
+    parser.add_argument("releases", nargs="*", help="vLLM releases (default: all of releases.toml, and the others)")
+    parser.add_argument("--offline", action="store_true", help="from the cache alone")
+    options = parser.parse_args(arguments)
+    settings = Settings.from_environment(options.offline)
+    FOLDER.mkdir(exist_ok=True)
+    try:
+        for reading in read_releases("vllm", options.releases or known(), settings):
+            (FOLDER / f"{reading.release}.json").write_text(rendered(reading.as_dict()), encoding="utf-8")
+            print(f"vllm {reading.release}: {len(reading.found)} names in {len(reading.files)} files")
+        if not options.releases:
+            recorded.cache_clear()
+            vllm = [recorded(release) for release in known()]
+            for package in OTHERS:
+                readings = read_releases(package, other_releases(package, settings, vllm), settings)
+                text = rendered({reading.release: reading.as_dict() for reading in readings})
+                (FOLDER / f"{package}.json").write_text(text, encoding="utf-8")
+                print(f"{package}: {len(readings)} releases")
+    except SpecshimError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
