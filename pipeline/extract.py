@@ -282,14 +282,19 @@ def _extract_batch(job: Job, engine: Engine, batch: Sequence[int], progress: Sta
     named = ", ".join(f"{index} (id {row.row_id})" for index, row in zip(batch, rows, strict=True))
     try:
         states = engine.states(ids)
+    except SpecshimError as error:
+        raise SpecshimError(
+            where=f"rows {named}: {error.where}",
+            wanted=error.wanted,
+            found=error.found,
+            next_step=f"{error.next_step}; finished rows are kept, so the same command goes on from here",
+        ) from error
     except Exception as error:
-        if not isinstance(error, SpecshimError):
-            console.print(traceback.format_exc(), highlight=False, markup=False)
-        detail = str(error).strip() or "no message"
+        console.print(traceback.format_exc(), highlight=False, soft_wrap=True, markup=False)
         raise SpecshimError(
             where=f"rows {named}",
             wanted="their hidden states",
-            found=f"{type(error).__name__}: {detail}",
+            found=f"{type(error).__name__}: {str(error).strip() or 'no message'}",
             next_step="see the traceback above; finished rows are kept, so the same command goes on from here",
         ) from error
     for index, row, row_ids, row_states in zip(batch, rows, ids, states, strict=True):

@@ -6,7 +6,6 @@ Every function here bridges one difference, named by it. ``train`` reports those
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -80,21 +79,20 @@ def let_configs_construct() -> bool:
     from speculators.config import SpeculatorModelConfig
     from transformers import PretrainedConfig
 
-    base: Any = PretrainedConfig
-    if not dataclasses.is_dataclass(base):
+    if "__dataclass_fields__" not in vars(PretrainedConfig):
         return False  # transformers 4
     own = SpeculatorModelConfig.__init__
     replaced = [cls for cls in (SpeculatorModelConfig.registry or {}).values() if cls.__init__ is not own]
     for cls in replaced:
         cls.__init__ = own
-    clashing = "validate" in vars(base) and "validate" not in vars(SpeculatorModelConfig)
+    clashing = "validate" in vars(PretrainedConfig) and "validate" not in vars(SpeculatorModelConfig)
     if clashing:
 
         def validate(_self: Any) -> None:
             """Pydantic has validated the fields already."""
 
         SpeculatorModelConfig.validate = validate
-        SpeculatorModelConfig.__iter__ = base.__iter__
+        SpeculatorModelConfig.__iter__ = PretrainedConfig.__iter__
     return bool(replaced) or clashing
 
 

@@ -22,7 +22,8 @@ from pipeline.reference import Reference
 from shims.errors import UsageError
 
 _THRESHOLDS = {"float32": 1e-4}
-_THRESHOLD_HALF = 2e-2
+# A 30-layer model computed in bfloat16 was right with 2.0e-2 in its last layer; wrong rows are near 1.
+_THRESHOLD_HALF = 4e-2
 
 
 @dataclass(frozen=True)
