@@ -154,3 +154,35 @@ class FakeEngine:
 
     def close(self) -> None:
         pass
+
+
+def write_weights(folder: Path, seed: int = 0) -> None:
+    """Give a model folder real random weights, with a final norm far from one."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).float()
+    for name, weight in model.named_parameters():
+        if weight.dim() > 1:
+            torch.nn.init.normal_(weight, std=0.1)
+        elif name == "model.norm.weight":
+            torch.nn.init.uniform_(weight, 0.2, 5.0)
+    model.save_pretrained(folder)
+
+
+class ReferenceEngine:
+    """Right states of a real tiny model, from transformers: what a flawless engine would return."""
+
+    def __init__(self, options: Any) -> None:
+        from pipeline.reference import Reference
+
+        self._reference = Reference(
+            options.model, options.layers, weights_dtype="float32", device="cpu", trust_remote_code=False
+        )
+
+    def states(self, rows: Sequence[Sequence[int]]) -> list[Any]:
+        return [self._reference.states(row)[0] for row in rows]
+
+    def close(self) -> None:
+        pass

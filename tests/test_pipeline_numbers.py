@@ -1,0 +1,139 @@
+"""`verify` tells right states from wrong ones; `train` learns from right ones and names their layers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pipeline_fixtures import ReferenceEngine, write_conversations, write_model, write_weights
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("safetensors")
+
+from pipeline import extract as extract_module  # noqa: E402
+from pipeline import verify as verify_module  # noqa: E402
+from pipeline.config import ExtractConfig, PrepareConfig, TrainConfig, VerifyConfig, VocabConfig  # noqa: E402
+from pipeline.formats.hs_safetensors import read_row, row_path, write_row  # noqa: E402
+from pipeline.layers import LayerIds  # noqa: E402
+from pipeline.model_info import read_model  # noqa: E402
+from pipeline.prepare import prepare  # noqa: E402
+from pipeline.reference import Reference  # noqa: E402
+from pipeline.train import train  # noqa: E402
+from pipeline.vocab import build_vocab  # noqa: E402
+from shims.errors import UsageError  # noqa: E402
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A tiny real model with right states extracted, in float32."""
+    model = write_model(tmp_path / "model", hidden=64)
+    write_weights(model)
+    write_conversations(tmp_path / "conversations.jsonl", count=12)
+    prepare(PrepareConfig(str(model), tmp_path / "conversations.jsonl", tmp_path / "prepared"))
+    build_vocab(VocabConfig(tmp_path / "prepared", 64))
+    monkeypatch.setattr(extract_module, "open_engine", lambda name, options: ReferenceEngine(options))
+    extract_module.extract(
+        ExtractConfig(str(model), tmp_path / "prepared" / "tokenized_data.jsonl", tmp_path / "states", dtype="float32")
+    )
+    return tmp_path
+
+
+def verify(place: Path) -> verify_module.Verified:
+    return verify_module.verify(VerifyConfig(place / "states", str(place / "model"), sample=12))
+
+
+def spoil_row(place: Path, index: int, change: Any) -> None:
+    path = row_path(place / "states", index)
+    row, header = read_row(path), json.loads((place / "states" / "manifest.json").read_text())
+    metadata = {
+        "layer_ids": " ".join(map(str, header["layers"]["ids"])),
+        "layer_convention": header["layers"]["convention"],
+        "model_fingerprint": header["model"]["fingerprint"],
+    }
+    write_row(path, type(row)(change(row.states), row.token_ids, row.loss_mask, row.row_id), metadata)
+
+
+def test_right_states_pass_and_name_the_models_own_next_token(place: Path) -> None:
+    found = verify(place)
+    assert not found.faults and found.worst is not None and found.worst < 1e-5
+    assert [row.same_next for row in found.compared] == [1.0] * 12
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda states: states.roll(1, dims=0),
+        lambda states: states.roll(1, dims=1),
+        lambda states: states * 1.001,
+        lambda states: torch.cat([states[:, :-1], states[:, -2:-1]], dim=1),
+    ],
+    ids=["tokens shifted", "layers shifted", "scaled", "last layer is another one"],
+)
+def test_wrong_states_are_found(place: Path, change: Any) -> None:
+    spoil_row(place, 3, change)
+    faults = verify(place).faults
+    assert len(faults) == 1 and faults[0].startswith("row 3: relative error")
+
+
+def test_states_of_another_model_are_refused(place: Path) -> None:
+    other = write_model(place / "other", hidden=64)
+    write_weights(other, seed=1)
+    with pytest.raises(UsageError, match=r"model\.fingerprint"):
+        verify_module.verify(VerifyConfig(place / "states", str(other)))
+
+
+def test_the_reference_gives_unnormed_states_by_either_convention(place: Path) -> None:
+    model = read_model(str(place / "model"))
+    after, native = LayerIds((0, 3, 7), "after"), LayerIds((1, 4, 8), "native")
+    options: dict[str, Any] = {"weights_dtype": "float32", "device": "cpu", "trust_remote_code": False}
+    ids = [5, 6, 7, 8]
+    by_after, next_tokens = Reference(model, after, **options).states(ids)
+    by_native, _ = Reference(model, native, **options).states(ids)
+    assert torch.equal(by_after, by_native)
+    own = Reference(model, LayerIds((0, 1, 8), "native"), **options)
+    whole = own.model(torch.tensor([ids]), output_hidden_states=True).hidden_states
+    states, _ = own.states(ids)
+    assert torch.equal(states[:, 0], whole[0][0]) and torch.equal(states[:, 1], whole[1][0])
+    assert not torch.allclose(states[:, 2], whole[8][0], atol=1e-2), "the last entry of transformers is normed"
+    assert torch.equal(own.next_tokens(states[:, 2]), next_tokens)
+
+
+def test_training_lowers_the_loss_and_names_the_layers(place: Path) -> None:
+    pytest.importorskip("speculators")
+    config = TrainConfig(
+        place / "states", place / "prepared", str(place / "model"), place / "training",
+        epochs=8, lr=3e-3, max_seq_len=256, device="cpu", ttt_steps=2, num_layers=1,
+    )  # fmt: skip
+    result = train(config)
+    assert result.end["loss"] < 0.9 * result.start["loss"]
+    draft = json.loads((result.draft / "config.json").read_text())
+    assert draft["eagle_aux_hidden_state_layer_ids"] == [2, 4, 5]
+    assert draft["speculators_config"]["verifier"]["name_or_path"] == str(place / "model")
+    assert draft["speculators_config"]["verifier"]["architectures"] == ["LlamaForCausalLM"]
+    lines = [json.loads(line) for line in result.metrics.read_text().splitlines()]
+    assert lines[0]["kind"] == lines[-1]["kind"] == "val" and lines[0]["step"] == 0
+    assert {"loss", "full_acc_0", "full_acc_1"} <= set(lines[-1])
+    again = train(config)
+    assert (again.start, again.end) == (result.start, result.end)
+    from safetensors import safe_open
+
+    with safe_open(result.draft / "model.safetensors", framework="pt") as file:
+        d2t, t2d = file.get_tensor("d2t"), file.get_tensor("t2d")
+    assert torch.equal(torch.arange(64) + d2t, t2d.nonzero()[:, 0])
+
+
+def test_training_refuses_a_verifier_without_its_head(place: Path) -> None:
+    pytest.importorskip("speculators")
+    from safetensors.torch import load_file, save_file
+
+    from pipeline.training_compat import refuse_missing_verifier_weights
+
+    path = place / "model" / "model.safetensors"
+    weights = load_file(path)
+    assert weights.pop("lm_head.weight") is not None
+    save_file(weights, path, metadata={"format": "pt"})
+    with pytest.raises(UsageError, match=r"none ending in lm_head\.weight"):
+        refuse_missing_verifier_weights(read_model(str(place / "model")), trust_remote_code=False)
