@@ -81,12 +81,16 @@ def _gemma() -> Any:
 
 def _deepseek() -> Any:
     """DeepSeek-V3's layers (latent attention, shared and routed experts), as in Kimi-K2.5."""
+    import torch
     from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
+    # The CPU build's rotary kernel for interleaved pairs turns only the first of several query heads
+    # right (compare vLLM's RotaryEmbedding.forward_cpu with forward_native), so there is one head there.
+    heads = 4 if torch.cuda.is_available() else 1
     return DeepseekV3ForCausalLM(
         DeepseekV3Config(
-            **_COMMON,
-            num_key_value_heads=4,
+            **{**_COMMON, "num_attention_heads": heads},
+            num_key_value_heads=heads,
             q_lora_rank=64,
             kv_lora_rank=512,
             qk_nope_head_dim=128,
@@ -107,6 +111,28 @@ def _deepseek() -> Any:
     )
 
 
+def _dense_8b() -> Any:
+    """The shape of an 8B dense model, in bfloat16: for a GPU."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    config = Qwen3Config(
+        vocab_size=151936,
+        hidden_size=4096,
+        intermediate_size=12288,
+        num_hidden_layers=36,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=4096,
+        tie_word_embeddings=False,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    with torch.device("cuda"):
+        return Qwen3ForCausalLM(config).to(torch.bfloat16)
+
+
 MAKERS: dict[str, Callable[[], Any]] = {
     "llama": _llama,
     "marker": _marker,
@@ -114,6 +140,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "mixture": _mixture,
     "gemma": _gemma,
     "deepseek": _deepseek,
+    "dense-8b": _dense_8b,
 }
 
 
@@ -122,12 +149,12 @@ def make(name: str, folder: Path) -> Path:
     import torch
 
     path = folder / name
-    if (path / "model.safetensors").is_file():
+    if (path / "tokenizer.json").is_file():
         return path
     torch.manual_seed(0)
-    model = MAKERS[name]().to(torch.float32)
-    if name != "marker":
-        _widen(model)
+    model = MAKERS[name]()
+    if name not in ("marker", "dense-8b"):
+        _widen(model.to(torch.float32))
     model.save_pretrained(path)
     _tokenizer().save_pretrained(path)
     return path

@@ -15,12 +15,16 @@ RESULTS = Path(__file__).parents[1] / "results"
 
 
 def merge(release: str, stack: dict[str, Any], cases: list[dict[str, Any]], into: dict[str, Any]) -> dict[str, Any]:
-    """The release's results with `cases` in the place of earlier ones of the same speculators, engine and model."""
-    replaced = {(c["speculators"], c["engine"], c["model"]) for c in cases}
-    kept = [c for c in into.get("cases", []) if (c["speculators"], c["engine"], c["model"]) not in replaced]
-    ordered = sorted([*kept, *cases], key=lambda c: (c["speculators"], c["engine"], c["model"], c["case"]))
+    """The release's results, `cases` in the place of earlier ones of the same speculators, engine, model and place."""
+    replaced = {_place(c) for c in cases}
+    kept = [c for c in into.get("cases", []) if _place(c) not in replaced]
+    ordered = sorted([*kept, *cases], key=lambda c: (*_place(c), c["case"]))
     # Each case names its speculators; the stack's own is that of the last run.
     return {"release": release, "date": datetime.date.today().isoformat(), "stack": stack, "cases": ordered}
+
+
+def _place(case: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(str(case[key]) for key in ("speculators", "engine", "device", "runner", "model"))
 
 
 def main() -> None:

@@ -7,14 +7,21 @@ from typing import Any
 
 
 class Reference:
-    """A transformers model with hooks on its decoder layers (`hidden_states[-1]` of it is normed)."""
+    """A transformers model with hooks on its decoder layers (`hidden_states[-1]` of it is normed).
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: the model.
+        dtype: what the engine holds the weights in; they are rounded to it, the arithmetic is float32.
+    """
+
+    def __init__(self, path: Path, dtype: str = "float32") -> None:
         import torch
         from transformers import AutoModelForCausalLM
 
         self._torch = torch
-        self.model: Any = AutoModelForCausalLM.from_pretrained(str(path)).to(torch.float32).eval()
+        model = AutoModelForCausalLM.from_pretrained(str(path)).to(getattr(torch, dtype))
+        self._device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.model: Any = model.to(self._device, torch.float32).eval()
         self._outputs: dict[int, Any] = {}
         self._cache: dict[tuple[int, ...], tuple[dict[int, Any], Any]] = {}
         for index, layer in enumerate(self.model.model.layers):
@@ -31,15 +38,17 @@ class Reference:
         key = tuple(token_ids)
         if key not in self._cache:
             with self._torch.no_grad():
-                logits = self.model(self._torch.tensor([token_ids]), use_cache=False).logits[0]
-            states = {i: h.reshape(len(token_ids), -1).clone() for i, h in self._outputs.items()}
-            self._cache[key] = states, logits.argmax(-1)
+                inputs = self._torch.tensor([token_ids], device=self._device)
+                logits = self.model(inputs, use_cache=False).logits[0]
+            states = {i: h.reshape(len(token_ids), -1).to("cpu", copy=True) for i, h in self._outputs.items()}
+            self._cache[key] = states, logits.argmax(-1).cpu()
         return self._cache[key]
 
     def next_tokens(self, last: Any) -> Any:
         """Next-token ids [T] of un-normed last states [T, hidden]."""
         with self._torch.no_grad():
-            return self.model.lm_head(self.model.model.norm(last.float())).argmax(-1)
+            last = last.to(self._device, self._torch.float32)
+            return self.model.lm_head(self.model.model.norm(last)).argmax(-1).cpu()
 
     def error(self, token_ids: list[int], layer_ids: list[int], states: list[Any]) -> float:
         """Worst relative error over the layers; infinite where the number of layers or rows differs."""
