@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import logging
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,37 +11,15 @@ from typing import Any
 import shims
 from pipeline import manifest
 from pipeline.config import TrainConfig
-from pipeline.formats import DamagedRow
-from pipeline.formats.hs_safetensors import check_row, row_path
-from pipeline.layers import LayerIds
 from pipeline.lock import exclusive
-from pipeline.model_info import ModelInfo, read_model, refuse_remote_code
-from pipeline.progress import StageProgress, console, stage_progress
+from pipeline.progress import console, stage_progress
 from pipeline.training_data import StateDataset, split_rows
-from pipeline.vocab import MANIFEST_NAME as VOCAB_MANIFEST
-from pipeline.vocab import load_mapping
-from shims.errors import SpecshimError, UsageError
+from pipeline.training_inputs import TrainingData, check_inputs
+from pipeline.training_metrics import metrics_to
 
 METRICS_NAME = "metrics.jsonl"
 DRAFT_NAME = "draft"
 _CHECKPOINTS = "checkpoints"
-_AUXILIARY_LAYERS = 3
-_BLOCK = 128  # tokens; block masks are made of whole blocks
-_VALIDATION = "val"
-
-
-@dataclass(frozen=True)
-class TrainingData:
-    """Checked inputs of a training run."""
-
-    model: ModelInfo
-    layers: LayerIds
-    record: dict[str, Any]
-    """The extraction's manifest."""
-    lengths: dict[int, int]
-    """Tokens by row."""
-    d2t: Any
-    t2d: Any
 
 
 @dataclass
@@ -71,94 +45,6 @@ class Trained:
         return lines
 
 
-def check_inputs(config: TrainConfig) -> TrainingData:
-    """Everything that can be refused before a deep-learning library loads.
-
-    Raises:
-        UsageError: data, vocabulary and model do not belong together, or the data lacks what a
-            draft needs.
-    """
-    for flag, value, low in (
-        ("--epochs", config.epochs, 1),
-        ("--ttt-steps", config.ttt_steps, 1),
-        ("--num-layers", config.num_layers, 1),
-    ):
-        if value < low:
-            raise UsageError(flag, f"at least {low}", str(value), "give a larger number")
-    if config.max_seq_len < _BLOCK or config.max_seq_len % _BLOCK:
-        raise UsageError("--max-seq-len", f"a multiple of {_BLOCK}", str(config.max_seq_len), "give such a number")
-    if not 0 < config.val_share < 1:
-        raise UsageError("--val-share", "a share between 0 and 1", str(config.val_share), "give such a share")
-    record = manifest.require(config.data, "extract", "--data")
-    where = str(config.data / manifest.FILE_NAME)
-    if not record.get("complete"):
-        raise UsageError(
-            where, "a finished extraction", "complete = false", "run the same `specshim extract` again to finish it"
-        )
-    model = read_model(config.model, "--model")
-    refuse_remote_code(model, config.trust_remote_code, "--model")
-    fingerprint = {"model.fingerprint": model.fingerprint}
-    manifest.require_same(where, fingerprint, record, f"give the model of the data ({record['model']['path']})")
-    layers = LayerIds(tuple(record["layers"]["ids"]), record["layers"]["convention"])
-    _check_layers(where, layers, model)
-    vocabulary = manifest.read(config.vocab, "vocab", VOCAB_MANIFEST)
-    if vocabulary is not None:
-        manifest.require_same(
-            str(config.vocab / VOCAB_MANIFEST), fingerprint, vocabulary, "make the vocabulary from this model's data"
-        )
-    d2t, t2d = load_mapping(config.vocab)
-    if len(t2d) != model.vocab_size:
-        raise UsageError(
-            f"--vocab {config.vocab}",
-            f"t2d of {model.vocab_size} tokens",
-            f"{len(t2d)}",
-            "make it from this model's data",
-        )
-    return TrainingData(model, layers, record, _row_lengths(config.data, record), d2t, t2d)
-
-
-def _check_layers(where: str, layers: LayerIds, model: ModelInfo) -> None:
-    if len(layers.ids) != _AUXILIARY_LAYERS + 1:
-        raise UsageError(
-            where,
-            f"{_AUXILIARY_LAYERS} auxiliary layers and the last one",
-            f"{len(layers.ids)} layers: {layers}",
-            "extract again with four --layer-ids",
-        )
-    if layers.native[-1] != model.num_layers:
-        raise UsageError(
-            where,
-            f"the state after the last of {model.num_layers} layers (after {model.num_layers - 1}), "
-            "which the loss compares with",
-            f"{layers}",
-            "extract again with that layer among --layer-ids",
-        )
-
-
-def _row_lengths(folder: Path, record: dict[str, Any]) -> dict[int, int]:
-    lengths: dict[int, int] = {}
-    for index in range(int(record["counts"]["rows"])):
-        path = row_path(folder, index)
-        try:
-            lengths[index] = check_row(
-                path,
-                num_layers=len(record["layers"]["ids"]),
-                hidden_size=record["model"]["hidden_size"],
-                dtype=record["dtype"],
-                metadata={"model_fingerprint": record["model"]["fingerprint"]},
-            )
-        except (DamagedRow, FileNotFoundError) as damage:
-            reason = "missing" if isinstance(damage, FileNotFoundError) else str(damage)
-            raise UsageError(
-                str(path), "a whole row", reason, "run the same `specshim extract` again to repair it"
-            ) from damage
-    # A row of one token has nothing to predict.
-    usable = {index: length for index, length in lengths.items() if length > 1}
-    if len(usable) < 2:
-        raise UsageError(f"--data {folder}", "at least two rows of two tokens", f"{len(usable)}", "extract more rows")
-    return usable
-
-
 def train(config: TrainConfig) -> Trained:
     """Train a draft and write it with its metrics.
 
@@ -167,7 +53,7 @@ def train(config: TrainConfig) -> Trained:
         same settings is returned as it is.
 
     Raises:
-        UsageError: see :func:`check_inputs`.
+        UsageError: see :func:`pipeline.training_inputs.check_inputs`.
         SpecshimError: speculators' training parts are missing, or training diverged.
     """
     data = check_inputs(config)
@@ -252,7 +138,10 @@ def _run(config: TrainConfig, data: TrainingData, settings: dict[str, Any]) -> T
     )
     steps = config.epochs * len(loaders[0])
     started = time.monotonic()
-    with stage_progress("train", steps, unit="steps") as progress, _metrics_to(result.metrics, progress, config) as log:
+    with (
+        stage_progress("train", steps, unit="steps") as progress,
+        metrics_to(result.metrics, progress, config.max_seq_len) as log,
+    ):
         trainer.val_epoch(0)
         result.start = log.validation()
         for epoch in range(config.epochs):
@@ -340,74 +229,6 @@ def _call_options(config: TrainConfig, parts: Any) -> dict[str, Any]:
         use_off_policy_tokens=False, ttt_steps=config.ttt_steps, ttt_step_loss_decay=config.ttt_step_loss_decay
     )
     return {"train_call_kwargs": train_options, "val_call_kwargs": val_options}
-
-
-class _MetricsLog(logging.Handler):
-    """Takes what the trainer logs, writes it as JSON lines, and moves the progress."""
-
-    def __init__(self, path: Path, progress: StageProgress, tokens_per_step: int) -> None:
-        super().__init__(logging.INFO)
-        self._file = path.open("w", encoding="utf-8")
-        self._progress, self._tokens = progress, tokens_per_step
-        self._last: dict[str, float] = {}
-        self._loss_fault: str | None = None
-        self.steps = 0
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if not isinstance(record.msg, dict):
-            return
-        kind = _VALIDATION if _VALIDATION in record.msg else "train"
-        metrics = {name.removesuffix("_epoch"): float(value) for name, value in record.msg[kind].items()}
-        line = {
-            "kind": kind,
-            "step": self.steps,
-            "epoch": record.msg.get("epoch"),
-            "lr": record.msg.get("lr"),
-            **metrics,
-        }
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
-        if metrics["loss"] != metrics["loss"]:
-            self._loss_fault = f"{kind} loss is not a number at step {self.steps}"
-        if kind == _VALIDATION:
-            self._last = metrics
-        else:
-            self.steps += 1
-            self._progress.advance(rows=1, tokens=self._tokens, note=f"loss {metrics['loss']:.3f}")
-
-    def validation(self) -> dict[str, float]:
-        """The latest validation metrics.
-
-        Raises:
-            SpecshimError: a loss was not a number.
-        """
-        if self._loss_fault:
-            raise SpecshimError(
-                "train", "a finite loss", self._loss_fault, "check the data with `specshim verify`, or lower --lr"
-            )
-        return dict(self._last)
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
-
-
-@contextmanager
-def _metrics_to(path: Path, progress: StageProgress, config: TrainConfig) -> Iterator[_MetricsLog]:
-    """Listen to speculators' metrics while the block runs."""
-    logger = logging.getLogger("speculators.metrics")
-    before = logger.level, logger.propagate
-    handler = _MetricsLog(path, progress, config.max_seq_len)
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
-    try:
-        yield handler
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(before[0])
-        logger.propagate = before[1]
-        handler.close()
 
 
 def _publish(checkpoint: Path, draft: Path) -> None:

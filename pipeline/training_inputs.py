@@ -1,0 +1,122 @@
+"""May this data, this vocabulary and this model make a draft? Answered without loading any of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline import manifest
+from pipeline.config import TrainConfig
+from pipeline.formats import DamagedRow
+from pipeline.formats.hs_safetensors import check_row, row_path
+from pipeline.layers import LayerIds
+from pipeline.model_info import ModelInfo, read_model, refuse_remote_code
+from pipeline.vocab import MANIFEST_NAME as VOCAB_MANIFEST
+from pipeline.vocab import load_mapping
+from shims.errors import UsageError
+
+_AUXILIARY_LAYERS = 3
+_BLOCK = 128  # tokens; block masks are made of whole blocks
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """Checked inputs of a training run."""
+
+    model: ModelInfo
+    layers: LayerIds
+    record: dict[str, Any]
+    """The extraction's manifest."""
+    lengths: dict[int, int]
+    """Tokens by row."""
+    d2t: Any
+    t2d: Any
+
+
+def check_inputs(config: TrainConfig) -> TrainingData:
+    """Everything that can be refused before a deep-learning library loads.
+
+    Raises:
+        UsageError: data, vocabulary and model do not belong together, or the data lacks what a
+            draft needs.
+    """
+    for flag, value, low in (
+        ("--epochs", config.epochs, 1),
+        ("--ttt-steps", config.ttt_steps, 1),
+        ("--num-layers", config.num_layers, 1),
+    ):
+        if value < low:
+            raise UsageError(flag, f"at least {low}", str(value), "give a larger number")
+    if config.max_seq_len < _BLOCK or config.max_seq_len % _BLOCK:
+        raise UsageError("--max-seq-len", f"a multiple of {_BLOCK}", str(config.max_seq_len), "give such a number")
+    if not 0 < config.val_share < 1:
+        raise UsageError("--val-share", "a share between 0 and 1", str(config.val_share), "give such a share")
+    record = manifest.require(config.data, "extract", "--data")
+    where = str(config.data / manifest.FILE_NAME)
+    if not record.get("complete"):
+        raise UsageError(
+            where, "a finished extraction", "complete = false", "run the same `specshim extract` again to finish it"
+        )
+    model = read_model(config.model, "--model")
+    refuse_remote_code(model, config.trust_remote_code, "--model")
+    fingerprint = {"model.fingerprint": model.fingerprint}
+    manifest.require_same(where, fingerprint, record, f"give the model of the data ({record['model']['path']})")
+    layers = LayerIds(tuple(record["layers"]["ids"]), record["layers"]["convention"])
+    _check_layers(where, layers, model)
+    vocabulary = manifest.read(config.vocab, "vocab", VOCAB_MANIFEST)
+    if vocabulary is not None:
+        manifest.require_same(
+            str(config.vocab / VOCAB_MANIFEST), fingerprint, vocabulary, "make the vocabulary from this model's data"
+        )
+    d2t, t2d = load_mapping(config.vocab)
+    if len(t2d) != model.vocab_size:
+        raise UsageError(
+            f"--vocab {config.vocab}",
+            f"t2d of {model.vocab_size} tokens",
+            f"{len(t2d)}",
+            "make it from this model's data",
+        )
+    return TrainingData(model, layers, record, _row_lengths(config.data, record), d2t, t2d)
+
+
+def _check_layers(where: str, layers: LayerIds, model: ModelInfo) -> None:
+    if len(layers.ids) != _AUXILIARY_LAYERS + 1:
+        raise UsageError(
+            where,
+            f"{_AUXILIARY_LAYERS} auxiliary layers and the last one",
+            f"{len(layers.ids)} layers: {layers}",
+            "extract again with four --layer-ids",
+        )
+    if layers.native[-1] != model.num_layers:
+        raise UsageError(
+            where,
+            f"the state after the last of {model.num_layers} layers (after {model.num_layers - 1}), "
+            "which the loss compares with",
+            f"{layers}",
+            "extract again with that layer among --layer-ids",
+        )
+
+
+def _row_lengths(folder: Path, record: dict[str, Any]) -> dict[int, int]:
+    lengths: dict[int, int] = {}
+    for index in range(int(record["counts"]["rows"])):
+        path = row_path(folder, index)
+        try:
+            lengths[index] = check_row(
+                path,
+                num_layers=len(record["layers"]["ids"]),
+                hidden_size=record["model"]["hidden_size"],
+                dtype=record["dtype"],
+                metadata={"model_fingerprint": record["model"]["fingerprint"]},
+            )
+        except (DamagedRow, FileNotFoundError) as damage:
+            reason = "missing" if isinstance(damage, FileNotFoundError) else str(damage)
+            raise UsageError(
+                str(path), "a whole row", reason, "run the same `specshim extract` again to repair it"
+            ) from damage
+    # A row of one token has nothing to predict.
+    usable = {index: length for index, length in lengths.items() if length > 1}
+    if len(usable) < 2:
+        raise UsageError(f"--data {folder}", "at least two rows of two tokens", f"{len(usable)}", "extract more rows")
+    return usable
