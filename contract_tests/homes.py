@@ -24,6 +24,13 @@ def homes_in(package: str) -> tuple[str, ...]:
     return tuple(sorted({home for home in _homes() if home.partition(".")[0].partition(":")[0] == package}))
 
 
+@lru_cache(maxsize=1)
+def called_homes() -> frozenset[str]:
+    """The homes whose signature matters: what is called, overridden, or moved to."""
+    called = {t.home for t in all_touchpoints() if t.kind in ("call", "override")}
+    return frozenset(called | {row.verb.home for row in ADAPTATIONS if isinstance(row.verb, Moved)})
+
+
 def _homes() -> Iterator[str]:
     for touchpoint in all_touchpoints():
         yield touchpoint.home

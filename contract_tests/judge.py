@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from contract_tests.consumers import CALLED_BY_VLLM, CONSUMERS, DEFINED
 from contract_tests.readers.found import ABSENT, OPAQUE, UNREAD, Found, Reading
-from shims.adaptations import Adaptation
+from shims.adaptations import ADAPTATIONS, Adaptation
 from shims.contract import Call, Verdict, misfits
 from shims.planning import select
 from shims.touchpoints import Touchpoint, by_key, used_by
@@ -57,11 +58,16 @@ def judge_release(
         if not within(vllm.release, touchpoint.vllm):
             continue
         if touchpoint.package == "vllm":
-            chosen = select(stack).adaptations if rows is None else tuple(rows)
+            chosen = _selected(stack) if rows is None else tuple(rows)
             judged.append(judge(touchpoint, speculators, chosen, vllm.at))
         else:
             judged.append(_beside(touchpoint, vllm, speculators, others, rows))
     return judged
+
+
+@lru_cache(maxsize=4096)
+def _selected(stack: Stack) -> tuple[Adaptation, ...]:
+    return select(stack).adaptations
 
 
 def judge(
@@ -125,6 +131,8 @@ def _fits(touchpoint: Touchpoint, found: Found, call: Call | None) -> tuple[Verd
         return _choice(touchpoint.key.partition("=")[2], found)
     if call is None:
         return Verdict.HOLDS, ""
+    if found.shape in _OF_STATUS:
+        return _OF_STATUS[found.shape], found.detail
     if found.signature is None:
         return Verdict.OPAQUE, f"{found.home} is no function or class that can be read"
     reasons = misfits(found.signature, call)
@@ -166,10 +174,12 @@ def _beside(
 ) -> Judgement:
     """A touchpoint of another package: on every release of it that may stand beside this vLLM."""
     judged: list[Judgement] = []
+    in_question = ADAPTATIONS if rows is None else rows
+    own = [row for row in in_question if by_key()[row.touchpoint].package == touchpoint.package]
     for release in admitted(touchpoint.package, vllm, speculators, others):
         pinned = {touchpoint.package: release} if touchpoint.package in _PINNED else {}
         stack = Stack(vllm.release, speculators, **pinned)
-        chosen = select(stack).adaptations if rows is None else tuple(row for row in rows if row.holds_for(stack))
+        chosen = [row for row in own if row.holds_for(stack)]
         one = judge(touchpoint, speculators, chosen, others[touchpoint.package][release].at)
         why = f"{touchpoint.package} {release}: {one.why}" if one.why else ""
         judged.append(Judgement(touchpoint, one.verdict, why, one.rows, one.found))

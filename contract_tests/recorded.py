@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from contract_tests.readers.found import Reading
+from contract_tests.uses import Use
 from shims.errors import UsageError
 
 FOLDER = Path(__file__).with_name("snapshots")
@@ -36,6 +37,22 @@ def recorded_others(package: str) -> dict[str, Reading]:
         return {}
     data = json.loads(path.read_text(encoding="utf-8"))
     return {release: Reading.from_dict(reading) for release, reading in data.items()}
+
+
+@lru_cache(maxsize=1)
+def recorded_uses() -> dict[str, list[Use]]:
+    """`distribution version` -> what that release of a consumer uses."""
+    data = json.loads((FOLDER / "uses.json").read_text(encoding="utf-8"))
+    return {consumer: [Use.from_list(use) for use in uses] for consumer, uses in data.items()}
+
+
+def rendered_uses(uses: dict[str, list[Use]]) -> str:
+    """The snapshot of uses as text, one line for each use."""
+    parts = [
+        f" {json.dumps(consumer)}: [\n" + ",\n".join(f"  {json.dumps(use.as_list())}" for use in found) + "\n ]"
+        for consumer, found in uses.items()
+    ]
+    return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
 def rendered(data: dict[str, Any]) -> str:

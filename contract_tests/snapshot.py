@@ -14,19 +14,23 @@ from email.parser import BytesHeaderParser
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from contract_tests.homes import GENERATORS, homes_in
+from contract_tests.declared import uses_of
+from contract_tests.homes import GENERATORS, called_homes, homes_in
 from contract_tests.readers.found import Reading
 from contract_tests.readers.library import Library
 from contract_tests.readers.resolve import Resolver
-from contract_tests.recorded import FOLDER, OTHERS, recorded, rendered
+from contract_tests.recorded import FOLDER, OTHERS, recorded, rendered, rendered_uses
 from contract_tests.sources import Settings, SourceTree, open_release, released
 from contract_tests.sources.store import Store
+from contract_tests.uses import Use
 from shims.errors import SpecshimError
 from shims.releases import known
 from shims.versions import newest_first, within
 
 # The oldest transformers that any vLLM release in the table admits.
 _OLDEST_TRANSFORMERS = ">=4.55.2"
+# Distribution, import package, releases: whose source is read for what it uses.
+CONSUMER_SOURCES = (("speculators", "speculators", GENERATORS), ("hs-connectors", "hs_connectors", ("0.9.0",)))
 _WATCHED = ("torch", "transformers")
 # Parsing is what takes the time; a process is worth its start from a few releases on.
 _MOST_PROCESSES = 4
@@ -55,6 +59,8 @@ def read_tree(tree: SourceTree, package: str, release: str, store: Store | None 
     library = Library(tree, store)
     resolver = Resolver(library)
     found = {home: resolver.find(home) for home in homes_in(package)}
+    called = called_homes()
+    found = {home: entry if home in called else entry.without_signature() for home, entry in found.items()}
     return Reading(package, release, "", _requirements(tree), found, library.files)
 
 
@@ -109,6 +115,26 @@ def other_releases(package: str, settings: Settings, vllm: Iterable[Reading]) ->
     return [version for version in released(package, settings) if within(version, _OLDEST_TRANSFORMERS)]
 
 
+def read_uses(settings: Settings) -> dict[str, list[Use]]:
+    """What each consumer that is looked at uses, from its own source.
+
+    Raises:
+        SourceError: one of them cannot be fetched.
+    """
+    found: dict[str, list[Use]] = {}
+    for package, root, releases in CONSUMER_SOURCES:
+        for release in releases:
+            tree = open_release(package, release, settings)
+            found[f"{package} {release}"] = uses_of(tree, root)
+            tree.save()
+    return found
+
+
+def render_others(readings: Iterable[Reading]) -> str:
+    """The snapshot of a package beside vLLM. The name of the file that was read stands for its contents."""
+    return rendered({reading.release: replace(reading, files={}).as_dict() for reading in readings})
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Write the snapshots; returns the exit code (2: something could not be read)."""
     parser = argparse.ArgumentParser(prog="python -m contract_tests.snapshot", description=__doc__)
@@ -126,9 +152,9 @@ def main(arguments: list[str] | None = None) -> int:
             vllm = [recorded(release) for release in known()]
             for package in OTHERS:
                 readings = read_releases(package, other_releases(package, settings, vllm), settings)
-                text = rendered({reading.release: reading.as_dict() for reading in readings})
-                (FOLDER / f"{package}.json").write_text(text, encoding="utf-8")
+                (FOLDER / f"{package}.json").write_text(render_others(readings), encoding="utf-8")
                 print(f"{package}: {len(readings)} releases")
+            (FOLDER / "uses.json").write_text(rendered_uses(read_uses(settings)), encoding="utf-8")
     except SpecshimError as error:
         print(error, file=sys.stderr)
         return 2

@@ -361,6 +361,22 @@ _GENERATOR_NAMES = (
     _other("torch.cuda.empty_cache", "torch.cuda:empty_cache", "name", _GENERATOR, "global:torch", "<0.4"),
     _other("mem_get_info", "torch:get_device_module", "name", "utils/util.py", "global:mem_get_info", ">=0.4,<0.5"),
     _other(
+        "torch.accelerator.current_accelerator",
+        "torch.accelerator:current_accelerator",
+        "name",
+        "utils/util.py",
+        speculators=">=0.4,<0.5",
+    ),
+    _other(
+        "torch.accelerator.current_device_index",
+        "torch.accelerator:current_device_index",
+        "name",
+        "utils/util.py",
+        speculators=">=0.4,<0.5",
+    ),
+    _other("vllm.__version__", "vllm:__version__", "name", "data_generation/config_generator.py"),
+    _other("RequestStatus", "vllm.v1.request:RequestStatus", "name", _GENERATOR),
+    _other(
         "VllmHiddenStatesGenerator.__init__",
         f"{GENERATOR_MODULE}:VllmHiddenStatesGenerator.__init__",
         "call",
@@ -462,7 +478,63 @@ _IMPORT_NAMES = (
     _other("configuration_utils.torch", "transformers.configuration_utils:torch", "annotation", "config.py", "import"),
 )
 
-TOUCHPOINTS: tuple[Touchpoint, ...] = (*_GENERATOR_CALLS, *_GENERATOR_NAMES, *_WORKER_NAMES, *_IMPORT_NAMES)
+# What speculators imports of transformers: module, names, file, releases of speculators. None of these has
+# ever needed a row; they are here so that the first one that does is seen before it is installed.
+_TRANSFORMERS = (
+    (
+        "transformers",
+        "AutoConfig AutoModelForCausalLM AutoTokenizer Cache DynamicCache GenerationConfig GenerationMixin "
+        "LlamaConfig PreTrainedModel PreTrainedTokenizer PretrainedConfig",
+        "model.py",
+        "<0.5",
+    ),
+    ("transformers", "get_cosine_schedule_with_warmup get_linear_schedule_with_warmup", "train/trainer.py", "<0.5"),
+    ("transformers", "__version__", "data_generation/config_generator.py", "<0.5"),
+    ("transformers.generation.logits_process", "LogitsProcessorList", "model.py", "<0.5"),
+    ("transformers.generation.stopping_criteria", "StoppingCriteriaList", "model.py", "<0.5"),
+    ("transformers.generation.streamers", "BaseStreamer", "model.py", "<0.5"),
+    ("transformers.generation.utils", "GenerateOutput", "model.py", "<0.5"),
+    ("transformers.modeling_attn_mask_utils", "_prepare_4d_causal_attention_mask", "models/eagle.py", "<0.5"),
+    ("transformers.modeling_outputs", "CausalLMOutputWithPast", "models/eagle.py", "<0.5"),
+    ("transformers.modeling_utils", "AttentionInterface", "models/eagle3/attention.py", "<0.5"),
+    ("transformers.modeling_utils", "PreTrainedModel", "train/checkpointer.py", "<0.5"),
+    ("transformers.models.auto.modeling_auto", "MODEL_FOR_CAUSAL_LM_MAPPING", "models/eagle.py", "<0.5"),
+    ("transformers.models.llama.configuration_llama", "LlamaConfig", "models/eagle3/config.py", "<0.5"),
+    (
+        "transformers.models.llama.modeling_llama",
+        "LlamaDecoderLayer LlamaMLP LlamaRMSNorm LlamaRotaryEmbedding apply_rotary_pos_emb repeat_kv",
+        "models/base_components.py",
+        "<0.5",
+    ),
+    (
+        "transformers.models.qwen3.configuration_qwen3",
+        "Qwen3Config",
+        "models/eagle3/model_definitions.py",
+        ">=0.4,<0.5",
+    ),
+    (
+        "transformers.models.qwen3.modeling_qwen3",
+        "Qwen3DecoderLayer Qwen3RMSNorm Qwen3RotaryEmbedding",
+        "models/base_components.py",
+        ">=0.4,<0.5",
+    ),
+    ("transformers.processing_utils", "Unpack", "models/eagle3/model_definitions.py", "<0.5"),
+    ("transformers.utils", "is_torch_npu_available", "utils/util.py", ">=0.4,<0.5"),
+    ("transformers.utils.generic", "TransformersKwargs", "models/eagle3/model_definitions.py", "<0.5"),
+)
+_TRANSFORMERS_NAMES = tuple(
+    _other(f"{module}.{name}", f"{module}:{name}", "name", used_in, speculators=speculators)
+    for module, names, used_in, speculators in _TRANSFORMERS
+    for name in names.split()
+)
+
+TOUCHPOINTS: tuple[Touchpoint, ...] = (
+    *_GENERATOR_CALLS,
+    *_GENERATOR_NAMES,
+    *_WORKER_NAMES,
+    *_IMPORT_NAMES,
+    *_TRANSFORMERS_NAMES,
+)
 
 
 @lru_cache(maxsize=1)

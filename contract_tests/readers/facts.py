@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 # Part of the cache's key: raise it when the meaning of these classes, or what fills them, changes.
-VERSION = 2
+VERSION = 3
 
 
 @dataclass
@@ -60,6 +60,7 @@ class ModuleFacts:
     members: dict[str, Member] = field(default_factory=dict)
     stars: list[str] = field(default_factory=list)
     problem: str = ""  # why it could not be read
+    replaces_itself: bool = False  # puts another object in its place in `sys.modules`
 
 
 _TYPES: dict[str, Any] = {"f": FunctionFacts, "v": ValueFacts, "a": AliasFacts}
@@ -71,20 +72,21 @@ def dump(facts: ModuleFacts) -> dict[str, Any]:
         "name": facts.name,
         "stars": facts.stars,
         "problem": facts.problem,
+        "replaces_itself": facts.replaces_itself,
         "members": {name: _dump(member) for name, member in facts.members.items()},
     }
 
 
 def load(data: dict[str, Any]) -> ModuleFacts:
     members = {name: _load(member) for name, member in data["members"].items()}
-    return ModuleFacts(data["name"], members, data["stars"], data["problem"])
+    return ModuleFacts(data["name"], members, data["stars"], data["problem"], data["replaces_itself"])
 
 
 def _dump(member: Member) -> list[Any]:
     if isinstance(member, ClassFacts):
         members = {name: _dump(inner) for name, inner in member.members.items()}
         return ["c", member.bases, member.decorators, member.keywords, members]
-    return [_LETTERS[type(member)], *asdict(member).values()]
+    return [_LETTERS[type(member)], *vars(member).values()]
 
 
 def _load(data: list[Any]) -> Member:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shims.contract import Parameter, Signature
@@ -27,7 +27,8 @@ class Found:
         is_async: whether calling it makes a coroutine.
         abstract: names that a subclass has to define, of a class.
         text: the value of a `Literal`; of an absent name, the classes whose annotations ask for it.
-        detail: why, where the status is not `found`.
+        shape: `opaque` or `unread` where it is there but what it takes cannot be told; '' otherwise.
+        detail: why, where the status is not `found` or `shape` says something.
     """
 
     status: str
@@ -38,7 +39,19 @@ class Found:
     is_async: bool = False
     abstract: tuple[str, ...] = ()
     text: str = ""
+    shape: str = ""
     detail: str = ""
+
+    def without_signature(self) -> Found:
+        """The same, of a name that nobody calls."""
+        return replace(
+            self,
+            signature=None,
+            defaults=(),
+            is_async=False,
+            shape="",
+            detail=self.detail if self.status != FOUND else "",
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """For a snapshot: empty parts are left out, parameters are written as in source."""
@@ -47,7 +60,8 @@ class Found:
             data["parameters"] = written(self.signature, dict(self.defaults))
         if self.is_async:
             data["async"] = True
-        data |= {"abstract": list(self.abstract), "text": self.text, "detail": self.detail}
+        data |= {"abstract": list(self.abstract), "text": self.text}
+        data |= {"shape": self.shape, "detail": self.detail}
         return {key: value for key, value in data.items() if value or key == "parameters"}
 
     @classmethod
@@ -62,6 +76,7 @@ class Found:
             data.get("async", False),
             tuple(data.get("abstract", ())),
             data.get("text", ""),
+            data.get("shape", ""),
             data.get("detail", ""),
         )
 

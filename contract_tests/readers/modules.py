@@ -37,7 +37,7 @@ def read_module(name: str, path: str, content: bytes) -> ModuleFacts:
         problem = f"{path} cannot be parsed by Python {version}: {type(error).__name__}: {error}"
         return ModuleFacts(name, problem=problem)
     members = _members(tree, scanned.scope)
-    return ModuleFacts(name, members, scanned.stars)
+    return ModuleFacts(name, members, scanned.stars, replaces_itself=scanned.replaces_itself)
 
 
 def _members(owner: Any, scope: scan.Scope) -> dict[str, Member]:

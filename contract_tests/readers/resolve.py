@@ -117,7 +117,7 @@ class Resolver:
             return Found(UNREAD, detail=f"imports of {name} go in a circle")
         member = facts.members.get(name)
         if isinstance(member, AliasFacts):
-            if not member.runtime:
+            if not member.runtime and not facts.replaces_itself:
                 return self._checkers_only(facts, name, depth)
             return self._alias(member, module, name, depth)
         if isinstance(member, ValueFacts) and member.value and member.value != name:
@@ -136,6 +136,8 @@ class Resolver:
         if not self.library.owns(alias.module):
             return Found(FOUND, "import", f"{alias.module}:{alias.name}")
         found = self.lookup(alias.module, alias.name, depth + 1)
+        if isinstance(found, Found) and found.status == ABSENT and not alias.runtime:
+            return Found(OPAQUE, detail=f"{module} answers names at run time")
         if isinstance(found, Found) and found.status == ABSENT:
             detail = f"{module} imports {name} from {alias.module}, which does not have it"
             return replace(found, detail=detail)
@@ -157,6 +159,8 @@ class Resolver:
                 return found
             if found is None or found.status != ABSENT:
                 doubts.append(f"{facts.name} takes all names of {star}")
+        if facts.replaces_itself:
+            return Found(OPAQUE, detail=f"{facts.name} puts another object in its own place")
         if "__getattr__" in facts.members:
             lazy = self._lazy(facts, name, depth)
             return lazy or Found(OPAQUE, detail=f"{facts.name} answers names at run time (__getattr__)")
@@ -247,8 +251,11 @@ class Resolver:
         if isinstance(member, FunctionFacts):
             return self._function(place, member, nested)
         if isinstance(member, ClassFacts):
-            found = constructors.constructor(self, place)
-            return replace(found, kind="class", home=place.home, abstract=self._abstract(place))
+            made = constructors.constructor(self, place)
+            shape = "" if made.status == FOUND else made.status
+            return replace(
+                made, status=FOUND, kind="class", home=place.home, abstract=self._abstract(place), shape=shape
+            )
         assert isinstance(member, ValueFacts)
         return Found(FOUND, "attribute", place.home, text=self._choices(place.module, member.value))
 
@@ -268,10 +275,12 @@ class Resolver:
     def _function(self, place: Place, facts: FunctionFacts, nested: bool) -> Found:
         kind = "method" if nested else "function"
         if facts.ambiguous:
-            return Found(OPAQUE, kind, place.home, detail=f"{place.home} is defined differently in several branches")
+            detail = f"{place.home} is defined differently in several branches"
+            return Found(FOUND, kind, place.home, shape=OPAQUE, detail=detail)
         strange = [name for name in facts.decorators if plain(name) not in _HARMLESS]
         if strange:
-            return Found(OPAQUE, kind, place.home, detail=f"{place.home} is wrapped by {', '.join(strange)}")
+            detail = f"{place.home} is wrapped by {', '.join(strange)}"
+            return Found(FOUND, kind, place.home, shape=OPAQUE, detail=detail)
         signature, defaults = parsed(facts.parameters)
         if nested and not any(plain(name) == "staticmethod" for name in facts.decorators):
             signature = Signature(signature.parameters[1:])

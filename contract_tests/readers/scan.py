@@ -5,7 +5,7 @@ what is defined in several branches, which functions make dataclasses.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from contract_tests.readers import syntax
@@ -38,6 +38,7 @@ class Scanned:
     scope: Scope
     stars: list[str]
     outline: str
+    replaces_itself: bool
 
 
 def scan(code: str, module: str, is_package: bool) -> Scanned:
@@ -46,14 +47,15 @@ def scan(code: str, module: str, is_package: bool) -> Scanned:
     Raises:
         SyntaxError: this Python cannot parse it.
     """
-    body = syntax.module(code).body
+    body, lines = syntax.module(code).body, code.splitlines()
     scanner = _Scanner(module, is_package)
-    return Scanned(scanner.scope(body, code), scanner.stars, _outline(code, body))
+    scope = scanner.scope(body, lines)
+    return Scanned(scope, scanner.stars, _outline(lines, body), scanner.replaces_itself)
 
 
-def _outline(code: str, body: list[ast.stmt]) -> str:
+def _outline(code: Sequence[str], body: list[ast.stmt]) -> str:
     """The code without what functions do: a tenth of the size, and griffe needs no more of it."""
-    lines = code.splitlines()
+    lines = list(code)
     for function in _functions(body):
         begin = function.body[0]
         first = min([begin.lineno, *(d.lineno for d in getattr(begin, "decorator_list", []))])
@@ -88,8 +90,9 @@ class _Scanner:
     def __init__(self, module: str, is_package: bool) -> None:
         self.module, self.is_package = module, is_package
         self.stars: list[str] = []
+        self.replaces_itself = False
 
-    def scope(self, body: list[ast.stmt], code: str = "") -> Scope:
+    def scope(self, body: list[ast.stmt], code: Sequence[str] = ()) -> Scope:
         scope = Scope()
         first: dict[str, ast.arguments] = {}
         for statement, runtime in _flat(body, True):
@@ -99,11 +102,13 @@ class _Scanner:
                     self._import(scope, alias.asname or whole, AliasFacts(whole, "", runtime))
             elif isinstance(statement, ast.ImportFrom):
                 self._import_from(scope, statement, runtime)
+            elif isinstance(statement, ast.Assign):
+                self.replaces_itself |= any(_is_own_place(target) for target in statement.targets)
             elif isinstance(statement, ast.ClassDef):
                 scope.inner[statement.name] = self.scope(statement.body)
                 scope.inner[statement.name].on_self = _set_on_self(statement)
             elif isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                if "dataclass(" in code:  # functions of the module only
+                if "dataclass(" in _source(code, statement):  # functions of the module only
                     scope.inner[statement.name] = Scope(makes_dataclass=_makes_dataclass(statement))
                 if not _is_variant(statement):
                     known = first.setdefault(statement.name, statement.args)
@@ -134,6 +139,10 @@ class _Scanner:
         return ".".join([*kept, *([statement.module] if statement.module else [])])
 
 
+def _is_own_place(target: ast.expr) -> bool:
+    return isinstance(target, ast.Subscript) and ast.unparse(target) == "sys.modules[__name__]"
+
+
 def _flat(body: list[ast.stmt], runtime: bool) -> list[tuple[ast.stmt, bool]]:
     """The statements of a body and of its branches, each with whether it runs outside of type checkers."""
     found: list[tuple[ast.stmt, bool]] = []
@@ -161,6 +170,10 @@ def _set_on_self(owner: ast.ClassDef) -> dict[str, None]:
                 if isinstance(node.value, ast.Name) and node.value.id == own:
                     names[node.attr] = None
     return names
+
+
+def _source(lines: Sequence[str], function: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
+    return "".join(lines[function.lineno - 1 : function.end_lineno])
 
 
 def _stored_attributes(body: list[ast.stmt]) -> Iterator[ast.Attribute]:

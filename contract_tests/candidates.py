@@ -1,0 +1,99 @@
+"""A row that might mend a broken touchpoint, found by searching the release. A guess, and marked as one."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+
+from contract_tests.judge import Judgement
+from contract_tests.readers.facts import ClassFacts, FunctionFacts, Member, ModuleFacts
+from contract_tests.readers.found import ABSENT
+from contract_tests.readers.library import Library
+from shims.adaptations import ADAPTATIONS
+from shims.contract import Call
+from shims.verbs import reshape
+
+# Files beside the old home that are read in search of a name.
+_NEIGHBOURS = 60
+_ALIKE = 0.6
+
+
+def candidate_rows(judgement: Judgement, release: str, speculators: str, library: Library) -> list[str]:
+    """Rows for `shims/adaptations.py`, as code, best first; empty where nothing was found.
+
+    Args:
+        judgement: a broken touchpoint.
+        release: vLLM release on which it is broken.
+        speculators: release that uses it.
+        library: the vLLM release's modules.
+    """
+    start = f'Adaptation(name="{_slug(judgement)}", touchpoint="{judgement.touchpoint.key}"'
+    return [
+        f'{start}, {change}, vllm=">={release}", …)'
+        for change in dict.fromkeys(_changes(judgement, speculators, library))
+    ]
+
+
+def _slug(judgement: Judgement) -> str:
+    return judgement.touchpoint.key.strip("_").replace("_", "-").replace(".", "-").replace(" ", "-").lower()
+
+
+def _changes(judgement: Judgement, speculators: str, library: Library) -> Iterator[str]:
+    if judgement.found.status == ABSENT:
+        yield from _elsewhere(judgement, library)
+        return
+    call = judgement.touchpoint.call_for(speculators)
+    signature = judgement.found.signature
+    if call is None or signature is None:
+        return
+    call = reshape(call, [row.verb for row in ADAPTATIONS if row.name in judgement.rows])
+    unknown = [name for name in call.keywords if name not in signature.names and not signature.takes_any_keyword]
+    missing = [p.name for p in signature.parameters if p.required and p.name in _unfilled(signature.names, call)]
+    for name in unknown:
+        free = [n for n in signature.names if n not in call.keywords]
+        alike = difflib.get_close_matches(name, free, 1, _ALIKE)
+        renamed = alike[0] if alike else missing[0] if len(unknown) == len(missing) == 1 else ""
+        if renamed:
+            yield f'verb=Drop("{name}") with verb=Compute("{renamed}", "…: the value of {name}")'
+        yield f'verb=Drop("{name}")'
+    for name in missing:
+        yield f'verb=Fill("{name}", …)'
+
+
+def _unfilled(names: tuple[str, ...], call: Call) -> set[str]:
+    return set(names[call.positional :]) - set(call.keywords)
+
+
+def _elsewhere(judgement: Judgement, library: Library) -> Iterator[str]:
+    """The same name in another module, then similar names in the same place."""
+    touchpoint = judgement.touchpoint
+    outer, _, inner = touchpoint.qualname.partition(".")
+    if not outer:
+        yield 'verb=Provide("…")'
+        return
+    for module in _modules(touchpoint.module, library):
+        if module.name != touchpoint.module and isinstance(module.members.get(outer), (ClassFacts, FunctionFacts)):
+            yield f'verb=Moved("{module.name}:{touchpoint.qualname}")'
+    home = library.module(touchpoint.module)
+    if home is None or home.problem:
+        return
+    owner: Member | ModuleFacts | None = home.members.get(outer) if inner else home
+    if isinstance(owner, (ClassFacts, ModuleFacts)):
+        place = f"{outer}." if inner else ""
+        names = [name for name, member in owner.members.items() if isinstance(member, (ClassFacts, FunctionFacts))]
+        for name in difflib.get_close_matches(inner or outer, names, 2, _ALIKE):
+            yield f'verb=Moved("{home.name}:{place}{name}")'
+
+
+def _modules(home: str, library: Library) -> list[ModuleFacts]:
+    """The modules read so far, and those beside and below the old home."""
+    folder = home.replace(".", "/")
+    places = (f"{folder.rpartition('/')[0]}/", f"{folder}/")
+    beside = [
+        path
+        for path in sorted(library.tree.paths())
+        if path.endswith(".py") and any(path.startswith(p) and "/" not in path[len(p) :] for p in places)
+    ]
+    for path in beside[:_NEIGHBOURS]:
+        library.module(path.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
+    return list(library.loaded().values())

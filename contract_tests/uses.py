@@ -1,0 +1,205 @@
+"""Which names of a package a consumer's own source uses, and how it calls them. Reads, imports nothing.
+
+Followed: imports (anywhere in a file), attributes of what was imported, and objects whose class can be told
+(assigned from a call of an imported class, or annotated with one). An attribute of anything else is kept with
+an unknown owner, so that nothing is passed over.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from contract_tests.readers import syntax
+from shims.contract import Call
+
+UNKNOWN = "?"
+
+
+@dataclass(frozen=True)
+class Use:
+    """One use.
+
+    Args:
+        name: dotted, `vllm.config.CacheConfig.block_size`; `?.block_size` where the owner is unknown.
+        call: its shape, None where it is not called, or with `*` or `**`.
+        file, line: where.
+    """
+
+    name: str
+    call: Call | None
+    file: str
+    line: int
+
+    def as_list(self) -> list[Any]:
+        """For a snapshot."""
+        call = None if self.call is None else [self.call.positional, list(self.call.keywords)]
+        return [self.name, call, self.file, self.line]
+
+    @classmethod
+    def from_list(cls, data: list[Any]) -> Use:
+        name, call, file, line = data
+        return cls(name, None if call is None else Call(call[0], tuple(call[1])), file, line)
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.name}{self.call or ''}"
+
+
+def uses_in(code: str, file: str, packages: Iterable[str]) -> list[Use]:
+    """The uses of `packages` in one file, each once, in order.
+
+    Raises:
+        SyntaxError: this Python cannot parse the file.
+    """
+    reader = _Reader(file, frozenset(packages))
+    tree = syntax.module(code)
+    reader.learn(tree)
+    reader.visit(tree)
+    return list(dict.fromkeys(reader.found))
+
+
+@dataclass
+class _Reader(ast.NodeVisitor):
+    file: str
+    packages: frozenset[str]
+    imported: dict[str, str] = field(default_factory=dict)  # local name -> dotted name
+    types: dict[str, str] = field(default_factory=dict)  # `x` or `self.x` -> dotted name of its class
+    returns: dict[str, str] = field(default_factory=dict)  # function of this file -> class of its result
+    own: set[str] = field(default_factory=set)  # attributes that this file itself defines
+    found: list[Use] = field(default_factory=list)
+
+    # --- what names stand for -------------------------------------------------------------------
+
+    def learn(self, tree: ast.Module) -> None:
+        nodes = list(_outside_of_checkers(tree))
+        for node in nodes:
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    if alias.name.partition(".")[0] in self.packages:
+                        self.imported[alias.asname or alias.name.partition(".")[0]] = (
+                            alias.name if alias.asname else alias.name.partition(".")[0]
+                        )
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                if (node.module or "").partition(".")[0] in self.packages:
+                    for alias in node.names:
+                        self.imported[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+            elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                self.own.add(node.name)
+        for node in nodes:
+            self._learn_types(node)
+        for node in nodes:  # again: a result's class may be known only now
+            self._learn_types(node)
+
+    def _learn_types(self, node: ast.AST) -> None:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            owner = self._class_of_annotation(node.returns)
+            if owner:
+                self.returns[node.name] = owner
+            for argument in (*node.args.args, *node.args.kwonlyargs):
+                owner = self._class_of_annotation(argument.annotation)
+                if owner:
+                    self.types[argument.arg] = owner
+        elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.NamedExpr)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            for target in targets:
+                key = _key(target)
+                if isinstance(target, ast.Attribute):
+                    self.own.add(target.attr)
+                owner = self._class_of_value(node.value) if node.value is not None else ""
+                if key and owner:
+                    self.types[key] = owner
+
+    def _class_of_annotation(self, annotation: ast.expr | None) -> str:
+        name = annotation.id if isinstance(annotation, ast.Name) else ""
+        return self.imported.get(name, "")
+
+    def _class_of_value(self, value: ast.expr) -> str:
+        if not isinstance(value, ast.Call):
+            return ""
+        called = _key(value.func) or ""
+        name = called.removeprefix("self.")
+        if name in self.returns:
+            return self.returns[name]
+        return self.imported.get(called, "") if called[:1].isupper() else ""
+
+    # --- uses ------------------------------------------------------------------------------------
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        if not node.level and (node.module or "").partition(".")[0] in self.packages:
+            for alias in node.names:
+                if self.imported.get(alias.asname or alias.name) == f"{node.module}.{alias.name}":
+                    self._note(f"{node.module}.{alias.name}", None, node)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        name = self._name(node.func)
+        if name:
+            self._note(name, _shape(node), node)
+            if isinstance(node.func, ast.Attribute):
+                self.visit(node.func.value)
+        else:
+            self.visit(node.func)
+        for argument in (*node.args, *node.keywords):
+            self.visit(argument)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        name = self._name(node)
+        if name:
+            self._note(name, None, node)
+        self.visit(node.value)
+
+    def visit_If(self, node: ast.If) -> None:
+        if not _for_checkers(node):
+            self.visit(node.test)
+            for statement in node.body:
+                self.visit(statement)
+        for statement in node.orelse:
+            self.visit(statement)
+
+    def _name(self, node: ast.expr) -> str:
+        """The dotted name that an expression stands for; '' for what is not of interest."""
+        if isinstance(node, ast.Name):
+            return self.imported.get(node.id, "")
+        if not isinstance(node, ast.Attribute):
+            return ""
+        key = _key(node.value)
+        if key in self.types:
+            return f"{self.types[key]}.{node.attr}"
+        owner = self._name(node.value)
+        if owner and not owner.startswith(UNKNOWN):
+            is_object = isinstance(node.value, ast.Attribute) and _key(node.value.value) in self.types
+            return f"{UNKNOWN}.{node.attr}" if is_object else f"{owner}.{node.attr}"
+        if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls") and node.attr in self.own:
+            return ""
+        return f"{UNKNOWN}.{node.attr}"
+
+    def _note(self, name: str, call: Call | None, node: ast.expr | ast.stmt) -> None:
+        self.found.append(Use(name, call, self.file, node.lineno))
+
+
+def _key(node: ast.expr) -> str | None:
+    """`x` or `self.x`, as text; None for any other expression."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
+        return f"self.{node.attr}"
+    return None
+
+
+def _shape(node: ast.Call) -> Call | None:
+    if any(isinstance(a, ast.Starred) for a in node.args) or any(k.arg is None for k in node.keywords):
+        return None
+    return Call(len(node.args), tuple(k.arg for k in node.keywords if k.arg))
+
+
+def _for_checkers(node: ast.If) -> bool:
+    return "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+def _outside_of_checkers(node: ast.AST) -> Iterator[ast.AST]:
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if isinstance(node, ast.If) and _for_checkers(node) and child in node.body:
+            continue
+        yield from _outside_of_checkers(child)
