@@ -51,7 +51,8 @@ def _changes(judgement: Judgement, speculators: str, library: Library) -> Iterat
     missing = [p.name for p in signature.parameters if p.required and p.name in _unfilled(signature.names, call)]
     for name in unknown:
         free = [n for n in signature.names if n not in call.keywords]
-        alike = difflib.get_close_matches(name, free, 1, _ALIKE)
+        # What is required and not given is the likelier new name.
+        alike = difflib.get_close_matches(name, missing, 1, _ALIKE) or difflib.get_close_matches(name, free, 1, _ALIKE)
         renamed = alike[0] if alike else missing[0] if len(unknown) == len(missing) == 1 else ""
         if renamed:
             yield f'verb=Drop("{name}") with verb=Compute("{renamed}", "…: the value of {name}")'

@@ -45,6 +45,11 @@ class Library:
         stem = name.replace(".", "/")
         return next((p for p in (f"{stem}/__init__.py", f"{stem}.py") if p in self._paths), None)
 
+    def package_of(self, name: str) -> str:
+        """What relative imports of a module start from: itself, if it is a package."""
+        path = self.path_of(name) or ""
+        return name if path.endswith("/__init__.py") else name.rpartition(".")[0]
+
     def owns(self, name: str) -> bool:
         """Whether a dotted name begins with a package of this release."""
         return name.partition(".")[0] in self._folders or f"{name.partition('.')[0]}.py" in self._paths

@@ -178,7 +178,8 @@ class Resolver:
                 target = table.get(name) if isinstance(table, dict) else None
                 if isinstance(target, str):
                     module, _, attribute = target.partition(":")
-                    module = facts.name + module if module.startswith(".") else module
+                    if module.startswith("."):
+                        module = self.library.package_of(facts.name) + module
                     if self.library.owns(module) and self.library.has(module):
                         return self.lookup(module, attribute or name, depth + 1)
         return None

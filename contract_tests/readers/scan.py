@@ -164,8 +164,11 @@ def _flat(body: list[ast.stmt], runtime: bool) -> list[tuple[ast.stmt, bool]]:
 def _set_on_self(owner: ast.ClassDef) -> dict[str, None]:
     names: dict[str, None] = {}
     for method in owner.body:
-        if isinstance(method, (ast.FunctionDef, ast.AsyncFunctionDef)) and method.args.args:
-            own = method.args.args[0].arg
+        if not isinstance(method, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        arguments = [*method.args.posonlyargs, *method.args.args]
+        if arguments:
+            own = arguments[0].arg
             for node in _stored_attributes(method.body):
                 if isinstance(node.value, ast.Name) and node.value.id == own:
                     names[node.attr] = None

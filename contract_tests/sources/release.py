@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tarfile
 import threading
 import zipfile
+import zlib
 from typing import IO, Any, cast
 
 import remotezip
@@ -18,6 +20,17 @@ from shims.versions import newest_first
 # Enough for the end of a wheel and the list of its files in one request.
 _TAIL = 512 * 1024
 _MAX_SDIST = 256 * 1024 * 1024
+# What a damaged or foreign archive ends in; the last two are zipfile's for what it does not support.
+_DAMAGED = (
+    zipfile.BadZipFile,
+    tarfile.TarError,
+    remotezip.RemoteZipError,
+    zlib.error,
+    EOFError,
+    OSError,
+    NotImplementedError,
+    RuntimeError,
+)
 
 
 def released(package: str, settings: Settings) -> list[str]:
@@ -76,7 +89,7 @@ class ReleaseTree:
         with explained(f"{self.label}, {path}"):
             try:
                 content = self._open().read(path)
-            except (zipfile.BadZipFile, remotezip.RemoteIOError, OSError) as error:
+            except _DAMAGED as error:
                 if isinstance(error, requests.RequestException):
                     raise
                 raise _unreadable(f"{self.label}, {path}", error) from error
@@ -104,7 +117,7 @@ class ReleaseTree:
             try:
                 with explained(distribution.filename):
                     self._tree = _tree(distribution, index, self._store, self.label)
-            except (zipfile.BadZipFile, remotezip.RemoteIOError, OSError, SourceError) as error:
+            except (*_DAMAGED, SourceError) as error:
                 failures.append(f"{distribution.filename}: {_reason(error)}")
                 continue
             self._known = {
