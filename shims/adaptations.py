@@ -14,7 +14,8 @@ from shims.versions import Stack, within
 
 _SOURCE = "https://github.com/vllm-project/vllm/blob"
 _SPECULATORS = "https://github.com/vllm-project/speculators/blob"
-_TRANSFORMERS = "https://github.com/huggingface/transformers/blob"
+_VLLM_PR = "https://github.com/vllm-project/vllm/pull"
+_TRANSFORMERS = "https://github.com/huggingface/transformers"
 _B = "shims.behaviours"
 
 
@@ -83,7 +84,7 @@ _IMPORTS = (
         verb=Provide(f"{_B}.imports:lazy_torch"),
         why="PreTrainedConfig has a field annotated 'torch.dtype', which pydantic resolves in a module that does not "
         "import torch at run time; `import speculators` ends in NameError",
-        link=f"{_TRANSFORMERS}/v5.4.0/src/transformers/configuration_utils.py",
+        link=f"{_TRANSFORMERS}/issues/45070",
         until=_ENDS,
         transformers=">=5.4",
     ),
@@ -113,7 +114,7 @@ _IMPORTS = (
             touchpoint=name,
             verb=Moved(f"vllm.v1.core.kv_cache_planning:{name}"),
             why=f"{name} left kv_cache_utils; the import ends in ImportError",
-            link=f"{_SOURCE}/v0.33.0/vllm/v1/core/kv_cache_planning.py",
+            link=f"{_VLLM_PR}/53558",
             until=_ENDS,
             vllm=">=0.33",
         )
@@ -131,7 +132,7 @@ _CONFIGS = (
         touchpoint="SchedulerConfig",
         verb=Fill("is_encoder_decoder", False),
         why="SchedulerConfig requires is_encoder_decoder; speculators 0.3 does not give it",
-        link=f"{_SOURCE}/v0.12.0/vllm/config/scheduler.py",
+        link=f"{_VLLM_PR}/29859",
         until=_ENDS_03,
         vllm=">=0.12",
         speculators="<0.4",
@@ -188,7 +189,7 @@ _KV_CACHE = (
         verb=Wrap(f"{_B}.kv_cache:publish_layout_after_specs"),
         why="the engine core resolves one KV-cache layout and publishes it to the workers before any KV planning; "
         "a hand-built engine never does",
-        link=f"{_SOURCE}/v0.29.0/vllm/v1/engine/core.py",
+        link=f"{_VLLM_PR}/51718",
         until=_ENDS,
         vllm=">=0.29,<0.33",
     ),
@@ -226,7 +227,7 @@ _KV_CACHE = (
         touchpoint="get_kv_cache_config_from_groups",
         verb=Wrap(f"{_B}.kv_cache:carry_layout"),
         why="workers read the layout and the scheduler the block size from what the engine core settled",
-        link=f"{_SOURCE}/v0.29.0/vllm/v1/engine/core.py",
+        link=f"{_VLLM_PR}/51718",
         until=_ENDS,
         vllm=">=0.29",
     ),
@@ -299,7 +300,7 @@ _SCHEDULING = (
         touchpoint="MultiprocExecutor.sample_tokens",
         verb=Provide(f"{_B}.executor:no_second_half"),
         why="execute_model still does the whole step; there is no sample_tokens to call after it",
-        link=f"{_SOURCE}/v0.11.0/vllm/v1/executor/multiproc_executor.py",
+        link=f"{_VLLM_PR}/26866",
         until="vLLM 0.11.0 is no longer supported here",
         vllm="<0.11.1",
     ),
