@@ -26,6 +26,11 @@ from contract_tests.live.cases import LAYER_IDS, Bench
 from contract_tests.live.models import CONTEXT, make
 from contract_tests.live.reference import Reference
 
+# Random weights in half precision: rounding alone moves a state by about 2 %; a wrong row by 140 %.
+# Where experts are chosen, rounding also turns a choice now and then, which moves a state by 10 to 20 %.
+TOLERANCE = {"float32": cases.TOLERANCE, "bfloat16": 6e-2}
+TOLERANCE_ROUTED = {**TOLERANCE, "bfloat16": 0.4}
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -37,6 +42,7 @@ class Setting:
     layer_ids: tuple[int, ...] = tuple(LAYER_IDS)
     overrides: dict[str, int] = field(default_factory=dict)
     cpu_environment: dict[str, str] = field(default_factory=dict)
+    tolerance: dict[str, float] = field(default_factory=lambda: TOLERANCE)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -58,16 +64,12 @@ SETTINGS = (
     ),
     Setting("marker", "", (cases.layer_identity,), layer_ids=(7, 2, 0, 2, 5)),
     Setting("qwen3", "", _BASIC),
-    Setting("mixture", "", _BASIC),
+    Setting("mixture", "", _BASIC, tolerance=TOLERANCE_ROUTED),
     Setting("gemma", "", (cases.identity, cases.content)),
     # The CPU's latent-attention kernels do not take float32; its decoder layers are the same without them.
-    Setting("deepseek", "", _BASIC, cpu_environment={"VLLM_MLA_DISABLE": "1"}),
+    Setting("deepseek", "", _BASIC, cpu_environment={"VLLM_MLA_DISABLE": "1"}, tolerance=TOLERANCE_ROUTED),
     Setting("dense-8b", "", (cases.identity, cases.content), layer_ids=(1, 17, 32, 35)),
 )
-
-
-# Random weights in half precision: rounding alone moves a state by about 2 %; a wrong row by 140 %.
-TOLERANCE = {"float32": cases.TOLERANCE, "bfloat16": 6e-2}
 
 
 def on_gpu() -> bool:
@@ -115,7 +117,7 @@ def _run(setting: Setting, folder: Path, dtype: str, without_shims: bool) -> lis
     try:
         os.environ.update(setting.environment)
         with _generator(setting, path, dtype, without_shims) as generator:
-            bench = Bench(generator.generate, reference, list(setting.layer_ids), TOLERANCE[dtype])
+            bench = Bench(generator.generate, reference, list(setting.layer_ids), setting.tolerance[dtype])
             # Which of two nearly equal logits is larger is not decided by half-precision states.
             exact = [c for c in setting.cases if dtype == "float32" or c is not cases.last_layer]
             outcomes = [_judge(setting, case, bench) for case in exact]
@@ -172,7 +174,7 @@ def _generator(setting: Setting, path: Path, dtype: str, without_shims: bool) ->
             str(path),
             layer_ids=list(setting.layer_ids),
             max_model_len=CONTEXT,
-            gpu_memory_utilization=0.4 if on_gpu() else 0.1,
+            gpu_memory_utilization=0.25 if on_gpu() else 0.1,
         )
     try:
         yield generator

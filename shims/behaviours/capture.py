@@ -55,6 +55,9 @@ class Capture:
         self.layer_ids = sorted(set(layer_ids))
         self.requests: dict[str, _Request] = {}
         self._step: _Step | None = None
+        # Model runner V2 warms its kernels up with requests of its own, decode steps among them: only
+        # what follows the generator's first reset is the generator's.
+        self.listening = False
         self._runner = worker.model_runner
         self.records = worker.rank == 0
         self.runner = _runner_kind(self._runner)
@@ -83,7 +86,8 @@ class Capture:
         runner, execute = self._runner, self._runner.execute_model
 
         def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-            if kwargs.get("dummy_run") or not scheduler_output.total_num_scheduled_tokens:
+            real = self.listening and not kwargs.get("dummy_run") and scheduler_output.total_num_scheduled_tokens
+            if not real:
                 return execute(scheduler_output, *args, **kwargs)
             for new in scheduler_output.scheduled_new_reqs:
                 self.requests[new.req_id] = _Request(list(new.prompt_token_ids or []))
@@ -309,8 +313,10 @@ def setup_hidden_states_capture(self: Any, layer_ids: list[int]) -> dict[str, An
 
 
 def reset_capture(self: Any) -> None:
-    """Forget every request, finished or not."""
-    self._specshim_capture.requests.clear()
+    """Forget every request, finished or not, and listen for new ones."""
+    capture: Capture = self._specshim_capture
+    capture.requests.clear()
+    capture.listening = True
 
 
 def get_captured_states(self: Any, request_ids: list[str]) -> dict[str, list[Any]]:
