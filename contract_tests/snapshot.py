@@ -34,7 +34,7 @@ CONSUMER_SOURCES = (("speculators", "speculators", GENERATORS), ("hs-connectors"
 _WATCHED = ("torch", "transformers")
 # Parsing is what takes the time; a process is worth its start from a few releases on.
 _MOST_PROCESSES = 4
-_FEWEST_EACH = 4
+_CHUNK = 5
 
 
 def read_release(package: str, release: str, settings: Settings) -> Reading:
@@ -44,10 +44,21 @@ def read_release(package: str, release: str, settings: Settings) -> Reading:
         SourceError: it cannot be fetched.
     """
     tree = open_release(package, release, settings)
+    tree.prefetch(_likely_files(package, release))
     reading = read_tree(tree, package, release, Store(settings.cache))
     reading.distribution = tree.distribution.filename
     tree.save()
     return reading
+
+
+def _likely_files(package: str, release: str) -> set[str]:
+    """Files that reading a release will ask for: the homes', and those that its, or the newest, snapshot names."""
+    modules = {home.partition(":")[0].replace(".", "/") for home in homes_in(package)}
+    likely = {f"{module}{end}" for module in modules for end in (".py", "/__init__.py")}
+    if package == "vllm":
+        snapshots = [name for name in (release, known()[-1]) if (FOLDER / f"{name}.json").is_file()]
+        likely |= set(recorded(snapshots[0]).files) if snapshots else set()
+    return likely
 
 
 def read_tree(tree: SourceTree, package: str, release: str, store: Store | None = None) -> Reading:
@@ -87,12 +98,11 @@ def read_releases(package: str, releases: Iterable[str], settings: Settings) -> 
         SourceError: one of them cannot be fetched.
     """
     wanted = list(releases)
-    processes = min(os.cpu_count() or 1, _MOST_PROCESSES, len(wanted) // _FEWEST_EACH)
+    processes = min(os.cpu_count() or 1, _MOST_PROCESSES, len(wanted) // _CHUNK)
     if processes < 2:
         return _read_chunk(package, wanted, settings)
     # Neighbours share most files, and each file is parsed once: chunks are runs of releases.
-    size = -(-len(wanted) // processes)
-    chunks = [wanted[i : i + size] for i in range(0, len(wanted), size)]
+    chunks = [wanted[i : i + _CHUNK] for i in range(0, len(wanted), _CHUNK)]
     share = replace(settings, connections=max(1, settings.connections // processes))
     # `spawn`: a fork would copy this process's threads' locks in whatever state they are.
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:

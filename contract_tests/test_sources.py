@@ -46,7 +46,7 @@ class _Index:
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
         self.failing: dict[str, int] = {}
-        self.sent = 0
+        self.sent = self.answers = 0
         index = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -85,6 +85,7 @@ class _Index:
                 self.end_headers()
                 self.wfile.write(body)
                 index.sent += len(body)
+                index.answers += 1
 
             def log_message(self, format: str, *args: object) -> None:
                 pass
@@ -119,6 +120,20 @@ def test_a_wheel_is_read_by_ranges_and_then_from_the_cache(index: _Index, settin
     assert again.read("demo/m.py") == _MODULE
     assert again.sha256("demo/m.py") == tree.sha256("demo/m.py")
     assert index.sent == before
+
+
+def test_files_wanted_together_come_together(index: _Index, settings: Settings) -> None:
+    modules = {f"demo/m{i}.py": _MODULE * (i + 1) for i in range(30)}
+    index.files["demo-1.0-py3-none-any.whl"] = _wheel({**modules, "demo/data.bin": _BULK, "demo/z.py": _MODULE})
+    tree = open_release("demo", "1.0", settings)
+    before = index.answers
+    tree.prefetch([*modules, "demo/z.py", "demo/not_there.py"])
+    assert index.answers == before + 2  # one range before the bulk, one after it
+    for path, content in modules.items():
+        assert tree.read(path) == content
+    assert tree.read("demo/z.py") == _MODULE
+    assert index.answers == before + 2
+    assert index.sent < len(_BULK)
 
 
 def test_offline_says_what_is_missing_and_what_to_do(index: _Index, settings: Settings) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 
 from contract_tests.readers import facts
@@ -9,6 +10,8 @@ from contract_tests.readers.facts import ModuleFacts
 from contract_tests.readers.modules import read_module
 from contract_tests.sources.store import Store, digest
 from contract_tests.sources.trees import SourceTree
+
+_reading = threading.Lock()
 
 
 class Library:
@@ -65,13 +68,15 @@ class Library:
             self.files[path] = sha256 = digest(content)
             # The name is part of the key: relative imports depend on it.
             key = ("facts", str(facts.VERSION), sha256[:2], f"{sha256}-{name}")
-            kept = self.store.get(*key) if self.store else None
-            if kept is not None:
-                return facts.load(kept)
-            found = read_module(name, path, content)
-            if self.store and not found.problem:
-                self.store.put(facts.dump(found), *key)
-            return found
+            # Another thread may be reading the same content for another release: then what it keeps is taken.
+            with _reading:
+                kept = self.store.get(*key) if self.store else None
+                if kept is not None:
+                    return facts.load(kept)
+                found = read_module(name, path, content)
+                if self.store and not found.problem:
+                    self.store.put(facts.dump(found), *key)
+                return found
         stem = name.replace(".", "/")
         if any(p.startswith(f"{stem}.") and p.endswith((".so", ".pyd", ".pyi")) for p in self._paths):
             return ModuleFacts(name, problem=f"{name} is compiled")

@@ -6,19 +6,19 @@ import tarfile
 import threading
 import zipfile
 import zlib
+from collections.abc import Iterable
 from typing import IO, Any, cast
 
 import remotezip
 import requests
 
 from contract_tests.sources.index import Distribution, Index, explained
+from contract_tests.sources.ranges import RemoteWheel
 from contract_tests.sources.settings import Settings
 from contract_tests.sources.store import Store, digest
-from contract_tests.sources.trees import SourceError, SourceTree, TarTree, ZipTree
+from contract_tests.sources.trees import SourceError, SourceTree, TarTree
 from shims.versions import newest_first
 
-# Enough for the end of a wheel and the list of its files in one request.
-_TAIL = 512 * 1024
 _MAX_SDIST = 256 * 1024 * 1024
 # What a damaged or foreign archive ends in; the last two are zipfile's for what it does not support.
 _DAMAGED = (
@@ -80,6 +80,22 @@ class ReleaseTree:
 
     def paths(self) -> frozenset[str]:
         return frozenset(self._known["paths"])
+
+    def prefetch(self, paths: Iterable[str]) -> None:
+        """Fetch the files among `paths` that are not in the cache, in few requests.
+
+        Raises:
+            SourceError: the index does not answer.
+        """
+        missing = [path for path in paths if path not in self._known["read"]]
+        if missing and not self.settings.offline:
+            tree = self._open()
+            if isinstance(tree, RemoteWheel):
+                with explained(self.label):
+                    try:
+                        tree.prefetch(missing)
+                    except _DAMAGED as error:
+                        raise _unreadable(self.label, error) from error
 
     def read(self, path: str) -> bytes:
         sha256 = self._known["read"].get(path)
@@ -153,8 +169,7 @@ def _preference(distribution: Distribution) -> tuple[int, str]:
 def _tree(distribution: Distribution, index: Index, store: Store, label: str) -> SourceTree:
     session, timeout = index.session(), index.settings.timeout
     if distribution.kind == "wheel":
-        archive = remotezip.RemoteZip(distribution.url, initial_buffer_size=_TAIL, session=session, timeout=timeout)
-        return ZipTree(archive, label)
+        return RemoteWheel(distribution.url, label, session, timeout)
 
     def download() -> IO[bytes]:
         response = session.get(distribution.url, stream=True, timeout=timeout)
