@@ -11,8 +11,7 @@ from typing import Any
 import requests
 from packaging.utils import canonicalize_name
 from pypi_simple import NoSuchProjectError, PyPISimple, UnsupportedContentTypeError, UnsupportedRepoVersionError
-from requests.adapters import HTTPAdapter
-from urllib3.util.retry import Retry
+from requests.adapters import HTTPAdapter, Retry
 
 from contract_tests.sources.settings import Settings
 from contract_tests.sources.trees import SourceError
