@@ -125,10 +125,14 @@ def last_layer(bench: Bench) -> None:
     """Case 4: norm and head on the saved last state give the model's own next tokens."""
     for prompt in prompts_of([5, 40, 120], seed=14):
         result = bench.generate([prompt])[0]
-        got = bench.reference.next_tokens(result["hidden_states"][-1])
+        got = bench.reference.logits(result["hidden_states"][-1]).argmax(-1)
         wanted = bench.reference.run(prompt)[1]
-        if got.tolist() != wanted.tolist():
-            raise Failed(f"{int((got != wanted).sum())} of {len(prompt)} next tokens differ from the model's own")
+        top = wanted.max(-1).values
+        # Of two logits closer than rounding moves them, either may be the larger.
+        short = top - wanted.gather(-1, got[:, None])[:, 0]
+        differ = short > 2 * bench.tolerance * wanted.norm(dim=-1) / wanted.shape[-1] ** 0.5
+        if bool(differ.any()):
+            raise Failed(f"{int(differ.sum())} of {len(prompt)} next tokens differ from the model's own")
 
 
 def content(bench: Bench) -> None:

@@ -19,8 +19,15 @@ def merge(release: str, stack: dict[str, Any], cases: list[dict[str, Any]], into
     replaced = {_place(c) for c in cases}
     kept = [c for c in into.get("cases", []) if _place(c) not in replaced]
     ordered = sorted([*kept, *cases], key=lambda c: (*_place(c), c["case"]))
-    # Each case names its speculators; the stack's own is that of the last run.
-    return {"release": release, "date": datetime.date.today().isoformat(), "stack": stack, "cases": ordered}
+    # Each case names its speculators; the rest of the stack may differ by device only.
+    stacks = {**into.get("stacks", {}), **{case["device"]: {**stack, "speculators": None} for case in cases}}
+    return {
+        "release": release,
+        "date": datetime.date.today().isoformat(),
+        "stack": stacks.get("cpu", stack),
+        "stacks": stacks,
+        "cases": ordered,
+    }
 
 
 def _place(case: dict[str, Any]) -> tuple[str, ...]:

@@ -34,21 +34,21 @@ class Reference:
         return hook
 
     def run(self, token_ids: list[int]) -> tuple[dict[int, Any], Any]:
-        """(layer -> [T, hidden] after that layer, next-token ids [T])."""
+        """(layer -> [T, hidden] after that layer, logits [T, vocabulary]), float32 on the CPU."""
         key = tuple(token_ids)
         if key not in self._cache:
             with self._torch.no_grad():
                 inputs = self._torch.tensor([token_ids], device=self._device)
                 logits = self.model(inputs, use_cache=False).logits[0]
             states = {i: h.reshape(len(token_ids), -1).to("cpu", copy=True) for i, h in self._outputs.items()}
-            self._cache[key] = states, logits.argmax(-1).cpu()
+            self._cache[key] = states, logits.cpu()
         return self._cache[key]
 
-    def next_tokens(self, last: Any) -> Any:
-        """Next-token ids [T] of un-normed last states [T, hidden]."""
+    def logits(self, last: Any) -> Any:
+        """Logits [T, vocabulary] of un-normed last states [T, hidden]: norm, then head."""
         with self._torch.no_grad():
             last = last.to(self._device, self._torch.float32)
-            return self.model.lm_head(self.model.model.norm(last)).argmax(-1).cpu()
+            return self.model.lm_head(self.model.model.norm(last)).cpu()
 
     def error(self, token_ids: list[int], layer_ids: list[int], states: list[Any]) -> float:
         """Worst relative error over the layers; infinite where the number of layers or rows differs."""
