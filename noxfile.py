@@ -105,6 +105,16 @@ def beside(session: nox.Session, version: str) -> str:
     return str(folder)
 
 
+def preloaded(session: nox.Session, version: str) -> dict[str, str]:
+    """LD_PRELOAD for the releases whose CPU build asks for it."""
+    libraries = RELEASES[version].get("preload", [])
+    if not libraries:
+        return {}
+    session.install("intel-openmp")
+    ours = Path(session.virtualenv.location) / "lib"
+    return {"LD_PRELOAD": ":".join(str(ours / name) if (ours / name).exists() else name for name in libraries)}
+
+
 def cache_for(version: str) -> dict[str, str | None]:
     """The environment of a live run; vLLM's cache is keyed without its version, so each release has its own."""
     return {**ENVIRONMENT, "VLLM_CACHE_ROOT": str(ROOT / ".cache" / f"vllm-{version}")}
@@ -160,7 +170,7 @@ def live(session: nox.Session, release: str) -> None:
         out = Path(session.create_tmp()) / f"{speculators}.json"
         models = ("--models", MODELS[speculators]) if speculators in MODELS else ()
         run = ("python", "-m", "contract_tests.live.run", "--out", str(out), *models)
-        session.run(*run, env=cache_for(release), success_codes=[0, 1])
+        session.run(*run, env={**cache_for(release), **preloaded(session, release)}, success_codes=[0, 1])
         session.run("python", "-m", "contract_tests.live.record", release, str(out))
     if "--keep" not in session.posargs:
         shutil.rmtree(session.virtualenv.location, ignore_errors=True)
