@@ -6,8 +6,10 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from shims.adaptations import Adaptation
 from shims.errors import DriftError, SpecshimError
 from shims.planning import STATES, Plan
+from shims.touchpoints import by_key
 
 if TYPE_CHECKING:
     from shims.patching import Receipt
@@ -29,8 +31,14 @@ class Report:
     drifted: dict[str, str]
     workers: list[dict[str, Any]]
 
+    def status(self, row: Adaptation) -> str:
+        """How one row was put in place; rows of the workers are known from what the workers answered."""
+        if self.workers and by_key()[row.touchpoint].seam.startswith("worker."):
+            return "confirmed by the workers"
+        return self.applied.get(row.name, "waiting")
+
     def as_dict(self) -> dict[str, Any]:
-        rows = [{**row.as_dict(), "status": self.applied.get(row.name, "waiting")} for row in self.plan.adaptations]
+        rows = [{**row.as_dict(), "status": self.status(row)} for row in self.plan.adaptations]
         return {
             "stack": self.plan.stack.as_dict(),
             "state": self.state,
@@ -47,7 +55,7 @@ class Report:
         lines += [f"drifted: {key}: {found}" for key, found in self.drifted.items()]
         lines += [f"worker {w['rank']}: {w['model']} on model runner {w['runner']}" for w in self.workers]
         for row in self.plan.adaptations:
-            lines.append(f"  {row.touchpoint}: {row.verb.describe()} ({self.applied.get(row.name, 'waiting')})")
+            lines.append(f"  {row.touchpoint}: {row.verb.describe()} ({self.status(row)})")
         return "\n".join(lines)
 
 
