@@ -316,6 +316,19 @@ _SCHEDULING = (
 )
 
 _GENERATOR = (
+    *(
+        Adaptation(
+            name=f"remote-code-as-asked-{what}",
+            touchpoint=name,
+            verb=Substitute(f"{_B}.overrides:pretrained"),
+            why=f"the {what} is loaded with a fixed answer on remote code (yes for the configuration, no for the "
+            "tokenizer); with `overrides(trust_remote_code=…)` the caller's answer counts in every place",
+            link=f"{_SPECULATORS}/v0.4.0.1/src/speculators/data_generation/vllm_hidden_states_generator.py",
+            until=_ENDS,
+            defect=True,
+        )
+        for what, name in (("configuration", "AutoConfig"), ("tokenizer", "AutoTokenizer"))
+    ),
     Adaptation(
         name="loud-construction",
         touchpoint="VllmHiddenStatesGenerator.__init__",

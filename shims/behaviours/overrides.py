@@ -10,13 +10,13 @@ from typing import Any
 _chosen: ContextVar[dict[str, dict[str, Any]] | None] = ContextVar("specshim_overrides", default=None)
 
 # What may be overridden, and in which of the generator's calls it stands.
-_CALL_OF = {
-    "dtype": "ModelConfig",
-    "trust_remote_code": "ModelConfig",
-    "max_num_batched_tokens": "SchedulerConfig",
-    "max_num_seqs": "SchedulerConfig",
-    "block_size": "CacheConfig",
-    "num_gpu_blocks_override": "CacheConfig",
+_CALLS_OF = {
+    "dtype": ("ModelConfig",),
+    "trust_remote_code": ("ModelConfig", "from_pretrained"),
+    "max_num_batched_tokens": ("SchedulerConfig",),
+    "max_num_seqs": ("SchedulerConfig",),
+    "block_size": ("CacheConfig",),
+    "num_gpu_blocks_override": ("CacheConfig",),
 }
 
 
@@ -32,13 +32,13 @@ def overrides(**settings: Any) -> Iterator[None]:
     Raises:
         TypeError: an unknown setting.
     """
-    unknown = sorted(set(settings) - set(_CALL_OF))
+    unknown = sorted(set(settings) - set(_CALLS_OF))
     if unknown:
-        raise TypeError(f"overrides() knows {sorted(_CALL_OF)}, not {unknown}")
+        raise TypeError(f"overrides() knows {sorted(_CALLS_OF)}, not {unknown}")
     by_call: dict[str, dict[str, Any]] = {}
     for name, value in settings.items():
-        if value is not None:
-            by_call.setdefault(_CALL_OF[name], {})[name] = value
+        for call in _CALLS_OF[name] if value is not None else ():
+            by_call.setdefault(call, {})[name] = value
     token = _chosen.set(by_call)
     try:
         yield
@@ -49,3 +49,21 @@ def overrides(**settings: Any) -> Iterator[None]:
 def chosen(call: str) -> dict[str, Any]:
     """The overridden keywords of one call, {} outside of `overrides`."""
     return (_chosen.get() or {}).get(call, {})
+
+
+class _Pretrained:
+    """A transformers Auto class whose `from_pretrained` follows the overrides."""
+
+    def __init__(self, auto: Any) -> None:
+        self._auto = auto
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._auto, name)
+
+    def from_pretrained(self, *args: Any, **kwargs: Any) -> Any:
+        return self._auto.from_pretrained(*args, **{**kwargs, **chosen("from_pretrained")})
+
+
+def pretrained(auto: Any) -> Any:
+    """A stand-in for the generator module's global `AutoConfig` or `AutoTokenizer`."""
+    return _Pretrained(auto)
