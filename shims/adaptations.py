@@ -327,7 +327,7 @@ _GENERATOR = (
             until=_ENDS,
             defect=True,
         )
-        for what, name in (("configuration", "AutoConfig"), ("tokenizer", "AutoTokenizer"))
+        for what, name in (("configuration", "transformers.AutoConfig"), ("tokenizer", "transformers.AutoTokenizer"))
     ),
     Adaptation(
         name="loud-construction",

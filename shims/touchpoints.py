@@ -357,8 +357,8 @@ _GENERATOR_NAMES = (
     _other("Request.num_prompt_tokens", "vllm.v1.request:Request.num_prompt_tokens", "attribute", _SHIMS),
     _other("Request.request_id", "vllm.v1.request:Request.request_id", "attribute", _SHIMS),
     _other("NewRequestData.req_id", "vllm.v1.core.sched.output:NewRequestData.req_id", "field", _SHIMS),
-    _other("AutoConfig", "transformers:AutoConfig", "name", _GENERATOR, "global:AutoConfig"),
-    _other("AutoTokenizer", "transformers:AutoTokenizer", "name", _GENERATOR, "global:AutoTokenizer"),
+    _other("transformers.AutoConfig", "transformers:AutoConfig", "name", _GENERATOR, "global:AutoConfig"),
+    _other("transformers.AutoTokenizer", "transformers:AutoTokenizer", "name", _GENERATOR, "global:AutoTokenizer"),
     _other("torch.cuda.mem_get_info", "torch.cuda:mem_get_info", "name", _GENERATOR, "global:torch", "<0.4"),
     _other("torch.cuda.empty_cache", "torch.cuda:empty_cache", "name", _GENERATOR, "global:torch", "<0.4"),
     _other("mem_get_info", "torch:get_device_module", "name", "utils/util.py", "global:mem_get_info", ">=0.4,<0.5"),
@@ -485,7 +485,7 @@ _IMPORT_NAMES = (
 _TRANSFORMERS = (
     (
         "transformers",
-        "AutoConfig AutoModelForCausalLM AutoTokenizer Cache DynamicCache GenerationConfig GenerationMixin "
+        "AutoModelForCausalLM Cache DynamicCache GenerationConfig GenerationMixin "
         "LlamaConfig PreTrainedModel PreTrainedTokenizer PretrainedConfig",
         "model.py",
         "<0.5",
