@@ -45,5 +45,5 @@ def explain_failure(wrapped: Callable[..., Any], worker: Any, args: tuple[Any, .
     if isinstance(output, Exception) and not hasattr(output, "kv_connector_output"):
         # format_tb leaves out the notes: vLLM has put this very traceback there already.
         frames = "".join(traceback.format_tb(output.__traceback__))
-        output = RuntimeError(f"{type(output).__name__}: {output or '(no message)'}\nin the worker:\n{frames}")
+        output = RuntimeError(f"{type(output).__name__}: {str(output) or '(no message)'}\nin the worker:\n{frames}")
     return wrapped(output)
