@@ -1,6 +1,6 @@
 """Run the live cases in this environment and write the outcomes as data.
 
-    python -m contract_tests.live.run --out FILE [--models llama,marker,…] [--without-shims]
+    python -m contract_tests.live.run --out FILE [--models llama,marker,…] [--without-shims | --without-row NAME]
 
 One generator is built per model and setting; each is closed before the next. Exit code 1 if a case
 failed.
@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from contract_tests import without_row
 from contract_tests.live import cases
 from contract_tests.live.cases import LAYER_IDS, Bench
 from contract_tests.live.models import CONTEXT, make
@@ -102,9 +103,13 @@ def main(argv: list[str] | None = None) -> int:
         help="of the weights and the engine",
     )
     parser.add_argument("--without-shims", action="store_true", help="the stock generator alone: to see it fail")
+    parser.add_argument("--without-row", help="an adaptation to leave out, here and in the workers")
     options = parser.parse_args(argv)
     if options.without_shims:
         os.environ["SHIMS_DISABLE"] = "1"  # inherited by the workers
+    if options.without_row:
+        os.environ.update(without_row.environment(options.without_row, os.environ))
+        without_row.arm()
     import shims
 
     wanted = options.models.split(",")

@@ -1,0 +1,2 @@
+def get_hash_fn_by_name(name):
+    return hash

@@ -1,0 +1,3 @@
+class StructuredOutputManager:
+    def __init__(self, vllm_config):
+        pass
