@@ -174,11 +174,10 @@ _CONFIGS = (
         behavioural=True,
         touchpoint="CacheConfig",
         verb=Drop("block_size"),
-        why="attention backends refuse block sizes that are not theirs (the CPU's refuses 16); left out, vLLM asks "
-        "the backend",
+        why="speculators fixes 16 tokens a block; attention backends have sizes of their own (the CPU's warns of 16 "
+        "and refuses it from vLLM 0.29 on, MLA kernels want 64); left out, vLLM asks the platform and the backend",
         link=f"{_SOURCE}/v0.29.0/vllm/platforms/interface.py",
         until=_ENDS,
-        vllm=">=0.29",
     ),
 )
 

@@ -106,7 +106,7 @@ def misfits(signature: Signature, call: Call) -> list[str]:
             reasons.append(f"{name} is given twice")
         elif name not in accepted and not signature.takes_any_keyword:
             reasons.append(f"does not know {name}")
-    given = filled | set(call.keywords)
+    given = filled | (set(call.keywords) & accepted)
     reasons.extend(
         f"requires {p.name}"
         for p in signature.parameters
