@@ -102,7 +102,7 @@ def misfits(signature: Signature, call: Call) -> list[str]:
     filled = {p.name for p in by_position[: call.positional]}
     accepted = {p.name for p in signature.parameters if p.kind in ("positional_or_keyword", "keyword_only")}
     for name in call.keywords:
-        if name in filled:
+        if name in accepted & filled:
             reasons.append(f"{name} is given twice")
         elif name not in accepted and not signature.takes_any_keyword:
             reasons.append(f"does not know {name}")
