@@ -71,7 +71,6 @@ class VllmConfig:
     def __init__(self, model_config, cache_config, parallel_config, scheduler_config, device_config, load_config):
         self.model_config, self.cache_config, self.parallel_config = model_config, cache_config, parallel_config
         self.scheduler_config = scheduler_config
-        if _BACKEND:
-            if VERSION >= (0, 29) and cache_config.block_size not in (None, int(_BACKEND)):
-                raise ValueError(f"the attention backend refuses blocks of {cache_config.block_size}")
-            cache_config.block_size = int(_BACKEND)
+        if _BACKEND and VERSION >= (0, 29) and cache_config.block_size not in (None, int(_BACKEND)):
+            raise ValueError(f"the attention backend refuses blocks of {cache_config.block_size}")
+        cache_config.block_size = int(_BACKEND or cache_config.block_size or 16)
