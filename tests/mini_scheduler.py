@@ -44,9 +44,10 @@ class MiniScheduler:
         block_size: int = 16,
         prefix_caching: bool = False,
         chunked: bool = True,
+        share: int = 8192,
     ) -> None:
         self.budget, self.places, self.block_size, self.chunked = budget, places, block_size, chunked
-        self.prefix_caching = prefix_caching
+        self.prefix_caching, self.share = prefix_caching, share  # share: tokens of one request in one step
         self.waiting: list[Any] = []
         self.running: list[Any] = []
         self.finished: list[str] = []
@@ -66,7 +67,7 @@ class MiniScheduler:
     def schedule(self) -> Output:
         output, left = Output(), self.budget
         for request in list(self.running):
-            wanted = min(left, request.num_prompt_tokens - request.num_computed_tokens)
+            wanted = min(left, self.share, request.num_prompt_tokens - request.num_computed_tokens)
             while wanted and request in self.running and not self._fits(request, wanted):
                 self._preempt(self.running[-1])
             if wanted and request in self.running:
@@ -76,7 +77,7 @@ class MiniScheduler:
             if request.num_computed_tokens == 0:
                 request.num_computed_tokens = self._from_cache(request)
             rest = request.num_prompt_tokens - request.num_computed_tokens
-            wanted = min(left, rest)
+            wanted = min(left, self.share, rest)
             if not self._fits(request, wanted) or (wanted < rest and not self.chunked):
                 break
             self.running.append(self.waiting.pop(0))

@@ -155,17 +155,18 @@ class Capture:
         states = [step.states[i][:total].to("cpu") for i in self.layer_ids]
         token_ids = step.token_ids[:total].to("cpu", torch.int64)
         positions = step.positions[:total].to("cpu", torch.int64)
-        start = 0
-        for request_id in step.order:
-            rows = slice(start, start + scheduled.get(request_id, 0))
-            if rows.stop > rows.start:
-                self._give(request_id, [s[rows] for s in states], token_ids[rows], positions[rows])
-            start = rows.stop
-        if start != total or not all(len(s) == total for s in states):
+        counts = [scheduled.get(request_id, 0) for request_id in step.order]
+        if sum(counts) != total or not all(len(s) == total for s in states):
             raise WrongStatesError(
-                "worker, one step", f"{total} rows", f"{start} rows of known requests, {len(states[0])} states",
+                "worker, one step", f"{total} rows", f"{sum(counts)} rows of known requests, {len(states[0])} states",
                 "report this: the batch holds requests that the scheduler did not send",
             )  # fmt: skip
+        start = 0
+        for request_id, count in zip(step.order, counts, strict=True):
+            rows = slice(start, start + count)
+            if count:
+                self._give(request_id, [s[rows] for s in states], token_ids[rows], positions[rows])
+            start = rows.stop
 
     def _give(self, request_id: str, states: list[Any], token_ids: Any, positions: Any) -> None:
         import torch
