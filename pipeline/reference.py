@@ -31,12 +31,15 @@ class Reference:
 
         self._torch: Any = torch
         self._device = device
-        version = tuple(int(part) for part in transformers.__version__.split(".")[:2] if part.isdigit())
-        dtype_key = "dtype" if version >= (4, 56) else "torch_dtype"
-        options = {dtype_key: torch.float32, "trust_remote_code": trust_remote_code}
-        self.model: Any = transformers.AutoModelForCausalLM.from_pretrained(str(model.path), **options).eval()
+        config = transformers.AutoConfig.from_pretrained(str(model.path), trust_remote_code=trust_remote_code)
+        # transformers 4 loads in float32 unless told otherwise, transformers 5 in what the config names.
+        config.dtype = torch.float32
+        self.model: Any = transformers.AutoModelForCausalLM.from_pretrained(
+            str(model.path), config=config, trust_remote_code=trust_remote_code
+        ).eval()
+        self.model.to(torch.float32)
         if weights_dtype != "float32":
-            self.model.to(getattr(torch, weights_dtype)).to(torch.float32)
+            _round(self.model, getattr(torch, weights_dtype))
         self.model.to(device)
         self._after = layers.after
         self._captured: dict[int, Any] = {}
@@ -81,6 +84,16 @@ class Reference:
                 .argmax(dim=-1)
                 .cpu()
             )
+
+
+def _round(model: Any, dtype: Any) -> None:
+    """Round the weights to ``dtype``; they stay float32.
+
+    Buffers are left alone: no engine rounds the rotary frequencies, and rounded ones turn far tokens
+    to other positions.
+    """
+    for weight in model.parameters():
+        weight.data = weight.data.to(dtype).to(weight.dtype)
 
 
 def _decoder_layers(model: Any, num_layers: int) -> Any:
