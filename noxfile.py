@@ -4,6 +4,7 @@ nox -s tests                 all tests that fit in minutes, one live release amo
 nox -s demo                  the main job, on a real small model
 nox -s contracts -- 0.33.0   static contracts of some releases (none named: of all)
 nox -s "live(0.24.0)"        live contracts of one release (-s live: of all)
+nox -s mutate-rows           each adaptation row left out in turn: a check has to fail
 nox -s lint docs
 """
 
@@ -129,6 +130,22 @@ def tests(session: nox.Session) -> None:
     install_self(session, "pytest>=8", "hypothesis>=6", *READERS)
     environment = {**cache_for(TESTED), "SPECSHIM_OLDER_SPECULATORS": older}
     session.run("pytest", "-m", "not network", *session.posargs, env=environment)
+
+
+@nox.session(name="mutate-rows", python=interpreter(TESTED))
+def mutate_rows(session: nox.Session) -> None:
+    """Take each adaptation row away: a named check has to fail.
+
+    `-- 0.32.0` runs the live checks on that vLLM; `-- --no-live` none; other arguments name rows.
+    """
+    release = next((argument for argument in session.posargs if argument in RELEASES), TESTED)
+    install_vllm(session, release)
+    install_speculators(session, "0.4.0.1")
+    older = beside(session, "0.3.0")
+    install_self(session, "pytest>=8", "hypothesis>=6", *READERS)
+    rest = [argument for argument in session.posargs if argument != release]
+    environment = {**cache_for(release), **preloaded(session, release), "SPECSHIM_OLDER_SPECULATORS": older}
+    session.run("python", "-m", "contract_tests.mutate", *rest, env=environment)
 
 
 @nox.session
