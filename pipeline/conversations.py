@@ -31,6 +31,11 @@ _ROLES = {
 }
 
 
+_ONE_OBJECT = "one JSON object on the line"
+# How files of other kinds begin, as ``surrogateescape`` decodes them.
+_NOT_UTF8 = ((("\udcff\udcfe", "\udcfe\udcff"), "UTF-16 text"), (("\x1f\udc8b",), "a gzip file"))
+
+
 class RowFault(Exception):
     """One row cannot be used; the message says what was wanted and found."""
 
@@ -55,7 +60,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     """
     with path.open("rb") as handle:
         for number, raw in enumerate(handle, start=1):
-            text = raw.decode("utf-8", errors="surrogateescape").strip()
+            text = raw.decode("utf-8", errors="surrogateescape").strip(" \t\r\n")
             if text:
                 yield number, text
 
@@ -70,13 +75,15 @@ def parse_row(text: str, fallback_id: str) -> Conversation:
     Raises:
         RowFault: not JSON, no conversation, an unknown role, content that is not text.
     """
-    row = _load(text)
+    row = load_object(text)
     key = "messages" if row.get("messages") is not None else "conversations"
     turns = row.get(key)
     if turns is None:
-        raise RowFault("a key `messages` or `conversations`", f"keys {', '.join(map(str, row)) or 'none'}")
+        empty = [name for name in ("messages", "conversations") if name in row]
+        found = f"`{empty[0]}` is null" if empty else f"keys {', '.join(row) or 'none'}"
+        raise RowFault("a list `messages` or `conversations`", found)
     if not isinstance(turns, list):
-        raise RowFault(f"`{key}` to be a list", type(turns).__name__)
+        raise RowFault(f"`{key}` to be a list", kind_of(turns))
     if not turns:
         raise RowFault("at least one user and one assistant message", "an empty conversation")
     messages = tuple(_message(turn, index) for index, turn in enumerate(turns))
@@ -86,33 +93,52 @@ def parse_row(text: str, fallback_id: str) -> Conversation:
     return Conversation(fallback_id if row_id is None else str(row_id), messages, row.get("tools"))
 
 
-def _load(text: str) -> dict[str, Any]:
+def load_object(text: str) -> dict[str, Any]:
+    """Parse one line of JSONL, decoded with ``surrogateescape``; a byte order mark before it is dropped.
+
+    Raises:
+        RowFault: not UTF-8, not JSON, or not an object.
+    """
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
-        raise RowFault("UTF-8 text", "bytes that are not UTF-8") from None
+        known = (kind for starts, kind in _NOT_UTF8 if text.startswith(starts))
+        raise RowFault("UTF-8 text", next(known, "bytes that are not UTF-8")) from None
     try:
-        row = json.loads(text)
+        row = json.loads(text.removeprefix("\ufeff"))
+    except json.JSONDecodeError as error:
+        # Its own line number would count within this line.
+        raise RowFault(_ONE_OBJECT, f"malformed JSON ({error.msg} at character {error.pos + 1})") from None
     except ValueError as error:
-        raise RowFault("one JSON object", f"malformed JSON ({error})") from None
+        raise RowFault(_ONE_OBJECT, f"malformed JSON ({error})") from None
     except RecursionError:
-        raise RowFault("one JSON object", "JSON nested too deep") from None
+        raise RowFault(_ONE_OBJECT, "JSON nested too deep") from None
     if not isinstance(row, dict):
-        raise RowFault("one JSON object", f"a JSON {type(row).__name__}")
+        raise RowFault(_ONE_OBJECT, kind_of(row))
     return row
+
+
+def kind_of(value: Any) -> str:
+    """What a parsed JSON value is, in words."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    for kind, words in ((dict, "an object"), (list, "a list"), (str, "a text")):
+        if isinstance(value, kind):
+            return words
+    return "a number"
 
 
 def _message(turn: Any, index: int) -> Message:
     if not isinstance(turn, dict):
-        raise RowFault(f"message {index} to be an object", type(turn).__name__)
+        raise RowFault(f"message {index} to be an object", kind_of(turn))
     role = turn.get("role", turn.get("from"))
     if not isinstance(role, str) or role.lower() not in _ROLES:
-        raise RowFault(f"message {index} to have a role among {', '.join(sorted(_ROLES))}", repr(role))
+        raise RowFault(f"message {index} to have a role among {', '.join(sorted(_ROLES))}", json.dumps(role))
     content = turn.get("content", turn.get("value"))
     if content is None and turn.get("tool_calls"):
         content = ""
     if not isinstance(content, str):
-        raise RowFault(f"message {index} ({role}) to have text content", type(content).__name__)
+        raise RowFault(f"message {index} ({role}) to have text content", kind_of(content))
     try:
         content.encode("utf-8")
     except UnicodeEncodeError:

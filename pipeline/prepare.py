@@ -93,7 +93,8 @@ def prepare(config: PrepareConfig) -> Prepared:
     if config.max_seq_len < 2:
         raise UsageError("--max-seq-len", "at least 2 tokens", str(config.max_seq_len), "give a larger number")
     if not config.input.is_file():
-        raise UsageError(f"--input {config.input}", "a JSONL file of conversations", "no such file", "check the path")
+        found = "not a regular file" if config.input.exists() else "no such file"
+        raise UsageError(f"--input {config.input}", "a JSONL file of conversations", found, "check the path")
     model = read_model(config.model_path)
     refuse_remote_code(model, config.trust_remote_code)
     tokenizer = load_tokenizer(model, config.trust_remote_code)
@@ -109,29 +110,30 @@ def prepare(config: PrepareConfig) -> Prepared:
         }
         _refuse_foreign_folder(config.output_dir, settings)
         result = Prepared()
-        with replacing(config.output_dir / DATA_NAME) as sink:
-            _write_rows(config, tokenizer, model.vocab_size, sink, result)
-        write_bytes(config.output_dir / FREQ_NAME, _torch_bytes(dict(sorted(result.frequency.items()))))
-        record = manifest.compose(
-            "prepare",
-            model=manifest.describe_model(model),
-            chat_template_sha256=template_hash,
-            max_seq_len=config.max_seq_len,
-            counts=result.counts(),
-            skipped=result.skipped,
-            inputs={"conversations": source_hash},
-            outputs={DATA_NAME: sha256_file(config.output_dir / DATA_NAME)},
-        )
-        metadata = {
-            "model_path": config.model_path,
-            "input": str(config.input),
-            "max_seq_len": config.max_seq_len,
-            "vocab_size": model.vocab_size,
-            "mask": "assistant replies with their end-of-turn token, without headers",
-            **result.counts(),
-        }
-        write_text(config.output_dir / METADATA_NAME, json.dumps(metadata, indent=2) + "\n")
-        manifest.write(config.output_dir, record)
+        # The rows are named last: whoever is killed on the way leaves a folder that the same command completes.
+        with replacing(config.output_dir / DATA_NAME, "wb") as sink:
+            data_hash = _write_rows(config, tokenizer, model.vocab_size, sink, result)
+            write_bytes(config.output_dir / FREQ_NAME, _torch_bytes(dict(sorted(result.frequency.items()))))
+            metadata = {
+                "model_path": config.model_path,
+                "input": str(config.input),
+                "max_seq_len": config.max_seq_len,
+                "vocab_size": model.vocab_size,
+                "mask": "assistant replies with their end-of-turn token, without headers",
+                **result.counts(),
+            }
+            write_text(config.output_dir / METADATA_NAME, json.dumps(metadata, indent=2) + "\n")
+            record = manifest.compose(
+                "prepare",
+                model=manifest.describe_model(model),
+                chat_template_sha256=template_hash,
+                max_seq_len=config.max_seq_len,
+                counts=result.counts(),
+                skipped=result.skipped,
+                inputs={"conversations": source_hash},
+                outputs={DATA_NAME: data_hash},
+            )
+            manifest.write(config.output_dir, record)
     return result
 
 
@@ -150,7 +152,9 @@ def _refuse_foreign_folder(folder: Path, settings: dict[str, Any]) -> None:
         )
 
 
-def _write_rows(config: PrepareConfig, tokenizer: Any, vocab_size: int, sink: IO[Any], result: Prepared) -> None:
+def _write_rows(config: PrepareConfig, tokenizer: Any, vocab_size: int, sink: IO[Any], result: Prepared) -> str:
+    """Write the rows; returns the sha256 of what was written."""
+    digest = hashlib.sha256()
     with stage_progress("prepare", total=None) as progress:
         for line, text in numbered_lines(config.input):
             try:
@@ -163,15 +167,18 @@ def _write_rows(config: PrepareConfig, tokenizer: Any, vocab_size: int, sink: IO
                     ) from fault
                 result.skipped.append(f"{where}: wanted {fault.wanted}, found {fault.found}")
                 continue
-            sink.write(json.dumps(row, separators=(",", ":")) + "\n")
+            content = (json.dumps(row, separators=(",", ":")) + "\n").encode()
+            digest.update(content)
+            sink.write(content)
             progress.advance(rows=1, tokens=len(row["input_ids"]))
     if not result.rows:
         raise UsageError(
             f"--input {config.input}",
             "at least one usable conversation",
             f"{len(result.skipped)} rows, none usable" if result.skipped else "no line with text",
-            result.skipped[0] if result.skipped else "give a file with one conversation a line",
+            f"the first: {result.skipped[0]}" if result.skipped else "give a file with one conversation a line",
         )
+    return digest.hexdigest()
 
 
 def _prepare_row(

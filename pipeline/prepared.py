@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.conversations import RowFault
+from pipeline.conversations import RowFault, kind_of, load_object
 from shims.errors import UsageError
 
 DATA_NAME = "tokenized_data.jsonl"
@@ -30,12 +30,7 @@ def parse_prepared(text: str, vocab_size: int | None = None) -> PreparedRow:
         RowFault: not an object with equal-length ``input_ids`` and ``loss_mask``, or a token
             id outside the vocabulary.
     """
-    try:
-        row = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise RowFault("one JSON object", f"malformed JSON ({error})") from None
-    if not isinstance(row, dict):
-        raise RowFault("one JSON object", f"a JSON {type(row).__name__}")
+    row = load_object(text)
     ids, mask = _integers(row, "input_ids"), _integers(row, "loss_mask")
     if not ids:
         raise RowFault("at least one token", "an empty `input_ids`")
@@ -54,10 +49,10 @@ def parse_prepared(text: str, vocab_size: int | None = None) -> PreparedRow:
 def _integers(row: dict[str, Any], key: str) -> list[int]:
     values = row.get(key)
     if not isinstance(values, list):
-        raise RowFault(f"`{key}`, a list of integers", "nothing" if values is None else type(values).__name__)
+        raise RowFault(f"`{key}`, a list of integers", kind_of(values) if key in row else "nothing")
     for value in values:
         if type(value) is not int:
-            raise RowFault(f"`{key}`, a list of integers", repr(value))
+            raise RowFault(f"`{key}`, a list of integers", f"{json.dumps(value)[:40]} in it")
     return values
 
 
@@ -78,7 +73,7 @@ class PreparedFile:
             raise UsageError(
                 f"{flag} {path}",
                 f"the {DATA_NAME} of `specshim prepare`",
-                "no such file",
+                "a folder" if path.is_dir() else "no such file",
                 "check the path, or run prepare",
             )
         with path.open("rb") as handle:
@@ -93,13 +88,12 @@ class PreparedFile:
 
     def _check(self, raw: bytes, number: int, vocab_size: int | None) -> PreparedRow:
         try:
-            return parse_prepared(raw.decode("utf-8"), vocab_size)
-        except (RowFault, UnicodeDecodeError) as fault:
-            wanted, found = (fault.wanted, fault.found) if isinstance(fault, RowFault) else ("UTF-8 text", str(fault))
+            return parse_prepared(raw.decode("utf-8", errors="surrogateescape").strip(" \t\r\n"), vocab_size)
+        except RowFault as fault:
             raise UsageError(
                 f"{self.path}:{number}",
-                wanted,
-                found,
+                fault.wanted,
+                fault.found,
                 "prepare the data again with this model's tokenizer, or correct the line",
             ) from fault
 

@@ -178,11 +178,11 @@ def test_both_row_shapes_parse_to_the_same_messages() -> None:
     ("line", "words"),
     [
         ("{", "malformed JSON"),
-        ("[]", "JSON list"),
+        ("[]", "found a list"),
         ("[" * 100_000, "JSON"),
         ("{}", "keys none"),
         ('{"messages": []}', "empty conversation"),
-        ('{"messages": {}}', "dict"),
+        ('{"messages": {}}', "an object"),
         ('{"messages": [1]}', "message 0"),
         ('{"messages": [{"role": "wizard", "content": "x"}]}', "wizard"),
         ('{"messages": [{"role": "user", "content": "x"}]}', "assistant"),
