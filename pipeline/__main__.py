@@ -6,11 +6,15 @@ that `--help` and refusals need no deep-learning library.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import re
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,12 +27,13 @@ from shims.errors import SpecshimError, UsageError
 
 app = typer.Typer(
     name="specshim",
-    help="Hidden states from speculators' generator on any vLLM, and an EAGLE-3 draft trained on them.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"max_content_width": 100},
 )
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _out = Console()
 _err = Console(stderr=True)
 
@@ -37,6 +42,23 @@ TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run Python code that the model folder brings.")
 ]
 MaxSeqLen = Annotated[int, typer.Option(help="Tokens kept per row.")]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from pipeline.manifest import tool_version
+
+        typer.echo(f"specshim {tool_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def options_of_all(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """Hidden states from speculators' generator on any vLLM, and an EAGLE-3 draft trained on them."""
 
 
 @app.command()
@@ -50,7 +72,7 @@ def prepare(
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out unusable rows and list them.")] = False,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
-    """Apply the chat template, tokenize, and mask what the assistant wrote."""
+    """Tokenize conversations, and mask what the assistant wrote."""
     from pipeline.prepare import prepare as run
 
     result = run(options.PrepareConfig(model_path, input, output_dir, max_seq_len, skip_bad, trust_remote_code))
@@ -77,7 +99,7 @@ def vocab(
         Path | None, typer.Option(help="Folder for d2t.npy and t2d.npy (default: the prepared folder).")
     ] = None,
 ) -> None:
-    """Choose the draft's vocabulary: the tokens the assistant uses most."""
+    """Choose the draft's vocabulary: the assistant's most used tokens."""
     from pipeline.vocab import build_vocab
 
     result = build_vocab(options.VocabConfig(prepared, draft_vocab_size, output_dir))
@@ -122,9 +144,12 @@ def extract(
         f" in {result.seconds:.1f} s, {result.computed_tokens / result.seconds:.0f} tokens/s" if result.seconds else ""
     )
     _print(f"{result.rows} rows, {result.tokens} tokens -> {output_dir}")
-    _print(
-        f"{computed} rows computed{speed}, {result.kept_rows} found finished, {result.redone_rows} damaged ones redone"
-    )
+    done = [f"{computed} rows computed{speed}"]
+    done += [f"{result.kept_rows} found finished"] if result.kept_rows else []
+    done += [f"{result.redone_rows} of them redone, being damaged"] if result.redone_rows else []
+    _print(", ".join(done))
+    if result.cut_rows:
+        _print(f"{result.cut_rows} rows are stored cut, ids and mask alike")
 
 
 @app.command()
@@ -181,7 +206,7 @@ def train(
     seed: Annotated[int, typer.Option(help="Of split, order and initial weights.")] = 0,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
-    """Train an EAGLE-3 draft with the installed speculators' own model and trainer."""
+    """Train an EAGLE-3 draft with speculators' own model and trainer."""
     from pipeline.train import train as run
 
     result = run(
@@ -228,37 +253,114 @@ def spread_lists(arguments: Sequence[str]) -> list[str]:
     spread: list[str] = []
     position = 0
     while position < len(arguments):
-        argument = arguments[position]
+        argument, equals, first = arguments[position].partition("=")
         position += 1
         if argument != "--layer-ids":
-            spread.append(argument)
+            spread.append(argument + equals + first)
             continue
-        numbers: list[str] = []
-        while position < len(arguments) and re.fullmatch(r"[-+\d,]*\d,?", arguments[position]):
-            numbers += [part for part in arguments[position].split(",") if part]
+        given = [first] if equals else []
+        while position < len(arguments) and not arguments[position].startswith("--"):
+            given.append(arguments[position])
             position += 1
-        spread += [f"--layer-ids={number}" for number in numbers] or [argument]
+        numbers = [part for text in given for part in text.split(",") if part.strip()]
+        wrong = [part for part in numbers if not re.fullmatch(r"[-+]?[0-9]{1,9}", part.strip())]
+        if wrong or not numbers:
+            raise UsageError(
+                "--layer-ids",
+                "whole numbers, e.g. --layer-ids 2 30 58 60",
+                repr(wrong[0]) if wrong else "nothing",
+                "give the layers as numbers",
+            )
+        spread += [f"--layer-ids={number.strip()}" for number in numbers]
     return spread
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point. Exit code 0: done; 2: the request was wrong, nothing changed; 1: it failed."""
+def refuse_empty_values(arguments: Sequence[str]) -> None:
+    """An empty path would mean the current folder; it is nearly always an unset variable of a script.
+
+    Raises:
+        UsageError: an argument is empty.
+    """
+    for before, argument in zip(["", *arguments], arguments, strict=False):
+        flag, equals, value = argument.partition("=")
+        if not argument or (flag.startswith("--") and equals and not value):
+            raise UsageError(
+                (before or "the first argument") if not argument else flag,
+                "a value",
+                "an empty text",
+                "give the value; a variable of your script may be unset",
+            )
+
+
+class Stopped(BaseException):
+    """A signal asked this process to end; raised so that every stage can end its own processes."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+@contextlib.contextmanager
+def _signals_raise() -> Iterator[None]:
+    """Turn the signals that ask to end into :class:`Stopped`; the second one ends at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, _frame: Any) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        raise Stopped(number)
+
+    # One that is ignored (nohup, a background job) stays ignored.
+    before = {number: signal.getsignal(number) for number in _ENDING}
+    for number, handler in before.items():
+        if handler not in (signal.SIG_IGN, None):
+            signal.signal(number, stop)
     try:
-        app(spread_lists(sys.argv[1:] if arguments is None else arguments))
-    except UsageError as error:
-        _err.print(escape(str(error)), highlight=False, soft_wrap=True)
-        sys.exit(2)
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None:
+                signal.signal(number, handler)
+
+
+def _explained(error: OSError) -> SpecshimError | None:
+    """A refusal in place of a traceback, for what a person can mend in the file system."""
+    where, found = str(error.filename or "writing"), error.strerror or type(error).__name__
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        step = "make room, then run the same command again: what is finished is kept"
+        return SpecshimError(where, "space on the disk", found, step)
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST):
+        return SpecshimError(where, "a path that can be used", found, "check what lies there and its permissions")
+    return None
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point.
+
+    Exit code 0: done; 2: the request was wrong, nothing changed; 1: it failed; 128 + n: signal n.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        with _signals_raise():
+            refuse_empty_values(given)
+            app(spread_lists(given))
+    except Stopped as stop:
+        name = signal.Signals(stop.number).name
+        _complain(f"stopped by {name}; what is finished is kept: the same command goes on from there")
+        sys.exit(128 + stop.number)
     except SpecshimError as error:
-        _err.print(escape(str(error)), highlight=False, soft_wrap=True)
-        sys.exit(1)
+        _complain(str(error))
+        sys.exit(2 if isinstance(error, UsageError) else 1)
     except Exception as error:  # noqa: BLE001  the last place where a message can be made
-        _err.print(escape(traceback.format_exc()), highlight=False, soft_wrap=True)
-        _err.print(
-            escape(f"failed: {type(error).__name__}: {str(error).strip() or 'no message'}"),
-            highlight=False,
-            soft_wrap=True,
-        )
+        explained = _explained(error) if isinstance(error, OSError) else None
+        if explained is None:
+            _complain(traceback.format_exc())
+        _complain(str(explained or f"failed: {type(error).__name__}: {str(error).strip() or 'no message'}"))
         sys.exit(1)
+
+
+def _complain(text: str) -> None:
+    _err.print(escape(text), highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -136,14 +136,14 @@ def extract(config: ExtractConfig) -> Extracted:
     with exclusive(config.output_dir):
         record = _settings(job)
         _refuse_foreign_folder(job, record)
-        (config.output_dir / FOLDER).mkdir(exist_ok=True)
-        clear_leftovers(config.output_dir / FOLDER)
         result = Extracted()
         missing = _missing_rows(job, result)
         if missing:
-            manifest.write(config.output_dir, manifest.compose("extract", with_plan=True, complete=False, **record))
+            # First of all, so that a stack that cannot do it leaves the folder as it was.
             engine = open_engine(config.engine, _engine_options(job))
             try:
+                _make_row_folder(config)
+                manifest.write(config.output_dir, manifest.compose("extract", with_plan=True, complete=False, **record))
                 with stage_progress("extract", len(missing)) as progress:
                     for batch in _batches(missing, config.batch_size):
                         _extract_batch(job, engine, batch, progress)
@@ -156,17 +156,22 @@ def extract(config: ExtractConfig) -> Extracted:
     return result
 
 
+def _make_row_folder(config: ExtractConfig) -> None:
+    folder = config.output_dir / FOLDER
+    folder.mkdir(exist_ok=True)
+    clear_leftovers(folder)
+
+
 def _finished(record: dict[str, Any], result: Extracted) -> dict[str, Any]:
     speed = {"tokens": result.computed_tokens, "seconds": round(result.seconds, 2)}
     return manifest.compose("extract", with_plan=True, complete=True, counts=result.counts(), speed=speed, **record)
 
 
 def _say(job: Job) -> None:
-    source = (
-        "given"
-        if job.config.layer_ids is not None
-        else "default: what vLLM's EAGLE-3 serving reads, and the last layer"
-    )
+    given = job.config.layer_ids
+    source = "default: what vLLM's EAGLE-3 serving reads, and the last layer" if given is None else "given"
+    if given is not None and list(given) != sorted(given):
+        source = "given in another order; stored ascending"
     console.print(
         f"layers {job.layers} = native {' '.join(map(str, job.layers.native))} ({source})",
         highlight=False,
@@ -179,9 +184,16 @@ def _say(job: Job) -> None:
     )
     cut = sum(length > job.row_limit for length in job.data.lengths)
     if cut:
+        reason = (
+            "--max-seq-len"
+            if job.row_limit == job.config.max_seq_len
+            else f"what fits in the model's context of {job.model.max_positions}"
+        )
         console.print(
-            f"{cut} of {len(job.data)} rows are longer than {job.row_limit} tokens: stored cut, ids and mask alike",
+            f"{cut} of {len(job.data)} rows are longer than {job.row_limit} tokens ({reason}): "
+            "stored cut, ids and mask alike",
             highlight=False,
+            soft_wrap=True,
         )
 
 
@@ -200,6 +212,10 @@ def _settings(job: Job) -> dict[str, Any]:
 
 def _refuse_foreign_folder(job: Job, record: Mapping[str, Any]) -> None:
     folder = job.config.output_dir
+    if (folder / FOLDER).exists() and not (folder / FOLDER).is_dir():
+        raise UsageError(
+            f"--output-dir {folder}", f"{FOLDER} to be a folder", "a file", "choose another --output-dir, or move it"
+        )
     existing = manifest.read(folder, "extract")
     if existing is None:
         if row_indices(folder):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from shims.errors import UsageError
 
@@ -18,10 +20,9 @@ def exclusive(folder: Path) -> Iterator[None]:
     The lock belongs to the open file, so a killed process leaves none behind.
 
     Raises:
-        UsageError: another process is writing there.
+        UsageError: another process is writing there, or this one cannot.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("a+", encoding="utf-8") as handle:
+    with _open_lock(folder) as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -41,6 +42,21 @@ def exclusive(folder: Path) -> Iterator[None]:
         except BaseException:
             _remove_if_untouched(folder)
             raise
+
+
+def _open_lock(folder: Path) -> IO[str]:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return (folder / ".lock").open("a+", encoding="utf-8")
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise
+        raise UsageError(
+            where=f"--output-dir {folder}",
+            wanted="a folder that can be made and written to",
+            found=f"{error.strerror}: {error.filename}",
+            next_step="choose another folder, or change its permissions",
+        ) from error
 
 
 def _remove_if_untouched(folder: Path) -> None:

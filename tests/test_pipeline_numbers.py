@@ -137,3 +137,25 @@ def test_training_refuses_a_verifier_without_its_head(place: Path) -> None:
     save_file(weights, path, metadata={"format": "pt"})
     with pytest.raises(UsageError, match=r"none ending in lm_head\.weight"):
         refuse_missing_verifier_weights(read_model(str(place / "model")), trust_remote_code=False)
+
+
+@pytest.mark.parametrize("stored", ["float32", "bfloat16"])
+def test_the_reference_rounds_weights_and_nothing_else(tmp_path: Path, stored: str) -> None:
+    model = write_model(tmp_path / "model", hidden=64)
+    write_weights(model)
+    config = json.loads((model / "config.json").read_text())
+    # What the config names is what transformers 5 would load in, whatever the checkpoint holds.
+    (model / "config.json").write_text(json.dumps({**config, "dtype": stored, "torch_dtype": stored}))
+    layers = LayerIds((1, 3, 4, 7), "after")
+
+    def reference(weights_dtype: str) -> Any:
+        return Reference(
+            read_model(str(model)), layers, weights_dtype=weights_dtype, device="cpu", trust_remote_code=False
+        ).model
+
+    exact, rounded = reference("float32"), reference("bfloat16")
+    for name, weight in exact.named_parameters():
+        assert weight.dtype == torch.float32
+        assert torch.equal(rounded.get_parameter(name), weight.bfloat16().float())
+    assert not torch.equal(exact.lm_head.weight, exact.lm_head.weight.bfloat16().float())
+    assert all(torch.equal(rounded.get_buffer(name), buffer) for name, buffer in exact.named_buffers())

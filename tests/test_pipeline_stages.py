@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import gzip
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,7 @@ pytest.importorskip("safetensors")
 from pipeline import extract as extract_module  # noqa: E402
 from pipeline.__main__ import main, spread_lists  # noqa: E402
 from pipeline.formats.hs_safetensors import read_row, row_path  # noqa: E402
+from shims.errors import SpecshimError  # noqa: E402
 
 
 class Workplace:
@@ -123,6 +128,66 @@ def test_a_bad_line_leaves_earlier_data_alone(place: Workplace) -> None:
     place.conversations.write_text(place.conversations.read_text() + "{\n")
     assert place.prepare()[0] == 2
     assert {path.name: path.read_bytes() for path in place.prepared.iterdir() if path.name != ".lock"} == before
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (lambda text: text.encode("utf-16"), "UTF-16 text"),
+        (lambda text: gzip.compress(text.encode()), "a gzip file"),
+        (lambda text: b"\xff" * 20, "not UTF-8"),
+        (lambda text: b"", "no line with text"),
+        (lambda text: json.dumps([json.loads(line) for line in text.splitlines()]).encode(), "found:  a list"),
+        (lambda text: b'{"messages": null}', "`messages` is null"),
+    ],
+    ids=["utf-16", "gzip", "binary", "empty", "one list", "null"],
+)
+def test_a_file_of_another_kind_is_told_by_what_it_is(place: Workplace, content: Any, words: str) -> None:
+    place.conversations.write_bytes(content(place.conversations.read_text()))
+    code, message = place.prepare()
+    assert code == 2
+    assert_four_parts(message, str(place.conversations), words)
+    assert not place.prepared.exists()
+
+
+def test_what_other_editors_write_is_read(place: Workplace) -> None:
+    place.prepare()
+    plain = place.data.read_bytes()
+    text = "\ufeff\n\n" + place.conversations.read_text().replace("\n", "\r\n")
+    place.conversations.write_text(text.replace("\ufeff\n\n", "\ufeff", 1), encoding="utf-8")
+    assert place.prepare(output_dir=place.root / "again")[0] == 0
+    assert (place.root / "again" / "tokenized_data.jsonl").read_bytes() == plain
+
+
+def test_prepare_killed_before_its_rows_are_named_goes_on(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.prepare(output_dir=place.root / "undisturbed")
+    undisturbed = (place.root / "undisturbed" / "tokenized_data.jsonl").read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", _replace_but_not("tokenized_data.jsonl"))
+        assert place.prepare()[0] == 1
+    assert not place.data.exists()
+    assert place.prepare()[0] == 0
+    assert place.data.read_bytes() == undisturbed
+
+
+def _replace_but_not(name: str) -> Any:
+    replace = Path.replace
+
+    def instead(self: Path, target: Path) -> Path:
+        if target.name == name:
+            raise RuntimeError("killed")
+        return replace(self, target)
+
+    return instead
+
+
+@pytest.mark.parametrize("place_of_it", ["file", "file/below", "/proc/below"])
+def test_an_output_folder_that_cannot_be_is_a_wrong_request(place: Workplace, place_of_it: str) -> None:
+    (place.root / "file").write_text("something")
+    code, message = place.prepare(output_dir=place.root / place_of_it)
+    assert code == 2
+    assert_four_parts(message, "--output-dir", place_of_it)
+    assert (place.root / "file").read_text() == "something"
 
 
 def test_skip_bad_counts_and_lists(place: Workplace) -> None:
@@ -251,7 +316,7 @@ def test_a_wrong_option_is_refused_before_anything_loads(
         ('{"id": "x", "input_ids": [1, -1], "loss_mask": [0, 1]}', "token id -1"),
         ('{"id": "x", "input_ids": [1, 2], "loss_mask": [1]}', "2 and 1"),
         ('{"id": "x", "input_ids": [], "loss_mask": []}', "empty"),
-        ('{"id": "x", "input_ids": [1, true], "loss_mask": [0, 1]}', "True"),
+        ('{"id": "x", "input_ids": [1, true], "loss_mask": [0, 1]}', "true in it"),
         ('{"id": "x"}', "input_ids"),
         ("{", "malformed JSON"),
     ],
@@ -280,6 +345,63 @@ def test_another_models_folder_is_refused_and_untouched(
     assert code == 2
     assert_four_parts(message, "layers")
     assert place.rows() == before
+
+
+def test_a_stack_that_cannot_do_it_leaves_no_folder(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.prepare()
+
+    def refuse(_name: str, _options: Any) -> Any:
+        raise SpecshimError("stack", "one with a generator", "none", "install it")
+
+    monkeypatch.setattr(extract_module, "open_engine", refuse)
+    assert place.extract()[0] == 1
+    assert not place.states.exists()
+
+
+def test_a_file_in_the_place_of_the_rows_is_refused(place: Workplace, engine: dict[str, Any]) -> None:
+    place.prepare()
+    place.states.mkdir()
+    (place.states / "hidden_states").write_text("something")
+    code, message = place.extract()
+    assert code == 2
+    assert_four_parts(message, "hidden_states", "a file")
+    assert not engine["made"]
+
+
+def test_a_full_disk_is_said_without_a_traceback(
+    place: Workplace, engine: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.prepare()
+    write_row = extract_module.write_row
+
+    def full(path: Path, *arguments: Any) -> int:
+        if path.name == "hs_3.safetensors":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write_row(path, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(extract_module, "write_row", full)
+        code, message = place.extract()
+    assert code == 1 and "Traceback" not in message
+    assert_four_parts(message, "No space left on device", "same command")
+    assert len(place.rows()) == 3
+    assert place.extract()[0] == 0 and len(place.rows()) == 6
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_closes_the_engine_and_gives_its_own_exit_code(
+    place: Workplace, engine: dict[str, Any], number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.prepare()
+    closed = []
+    monkeypatch.setattr(FakeEngine, "close", lambda self: closed.append(self))
+    before = signal.getsignal(number)
+    engine["spoil"] = lambda states: os.kill(os.getpid(), number)
+    code, message = place.extract()
+    assert code == 128 + number and number.name in message
+    assert closed == engine["made"] and signal.getsignal(number) is before
+    engine["spoil"] = None
+    assert place.extract()[0] == 0
 
 
 def test_data_prepared_for_another_model_is_refused(place: Workplace, engine: dict[str, Any], tmp_path: Path) -> None:
@@ -387,9 +509,44 @@ def test_train_refuses_another_models_vocabulary(place: Workplace, engine: dict[
 # command line
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["extract", "--layer-ids", "1", "two"], ["--layer-ids", "'two'"]),
+        (["extract", "--layer-ids", "--model-path", "m"], ["--layer-ids", "nothing"]),
+        (["prepare", "--model-path", "m", "--output-dir", ""], ["--output-dir", "an empty text"]),
+        (["prepare", "--model-path="], ["--model-path", "an empty text"]),
+    ],
+)
+def test_an_argument_without_a_value_is_refused(place: Workplace, arguments: list[str], words: list[str]) -> None:
+    code, message = place.run(*arguments)
+    assert code == 2
+    assert_four_parts(message, *words)
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert not caught.value.code
+    assert capsys.readouterr().out.startswith("specshim ")
+
+
+@pytest.mark.parametrize("stage", ["", "prepare", "vocab", "extract", "verify", "train", "report", "plan"])
+def test_help_fits_in_100_columns_and_cuts_nothing_off(
+    stage: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    with pytest.raises(SystemExit):
+        main([*([stage] if stage else []), "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert not [line for line in lines if line.endswith("...") and not line.startswith("Usage:")]
+
+
 def test_a_list_option_takes_all_its_numbers() -> None:
     given = ["extract", "--layer-ids", "2", "30", "58,60", "--tp-size", "1"]
     assert spread_lists(given) == ["extract", *[f"--layer-ids={i}" for i in (2, 30, 58, 60)], "--tp-size", "1"]
+    assert spread_lists(["--layer-ids=-1", "3"]) == ["--layer-ids=-1", "--layer-ids=3"]
 
 
 def test_an_unexpected_error_is_never_silent(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
