@@ -19,9 +19,11 @@ class Reference:
         from transformers import AutoModelForCausalLM
 
         self._torch = torch
-        model = AutoModelForCausalLM.from_pretrained(str(path)).to(getattr(torch, dtype))
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.model: Any = model.to(self._device, torch.float32).eval()
+        self.model: Any = AutoModelForCausalLM.from_pretrained(str(path)).to(self._device, torch.float32).eval()
+        # Weights only: rotary frequencies are buffers, and the engine keeps those in float32.
+        for weight in self.model.parameters():
+            weight.data = weight.data.to(getattr(torch, dtype)).to(torch.float32)
         self._outputs: dict[int, Any] = {}
         self._cache: dict[tuple[int, ...], tuple[dict[int, Any], Any]] = {}
         for index, layer in enumerate(self.model.model.layers):
