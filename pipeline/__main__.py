@@ -183,7 +183,7 @@ def verify(
             _err.print(f"wrong: {escape(fault)}", highlight=False, soft_wrap=True)
         if len(result.faults) > 10:
             _err.print(f"… and {len(result.faults) - 10} more", highlight=False)
-        _print("wrong" if result.faults else "right")
+        _print(result.verdict())
     if result.faults:
         raise typer.Exit(1)
 

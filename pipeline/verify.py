@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from rich.table import Table
 from pipeline import manifest
 from pipeline.config import VerifyConfig
 from pipeline.content_checks import fault_of_states
+from pipeline.devices import check_device
 from pipeline.formats import DamagedRow, StateRow
 from pipeline.formats.hs_safetensors import check_row, read_row, row_indices, row_path
 from pipeline.layers import LayerIds
@@ -40,8 +42,8 @@ class RowError:
 
     @property
     def worst(self) -> float:
-        """The largest of the layers' errors."""
-        return max(self.by_layer)
+        """The largest of the layers' errors; not a number if one of them is not."""
+        return max(self.by_layer, key=lambda error: (math.isnan(error), error))
 
 
 @dataclass
@@ -59,7 +61,15 @@ class Verified:
     @property
     def worst(self) -> float | None:
         """Largest relative error, None when no row was compared."""
-        return max((row.worst for row in self.compared), default=None)
+        return max((row.worst for row in self.compared), default=None, key=lambda error: (math.isnan(error), error))
+
+    def verdict(self) -> str:
+        """The outcome in a line, and how far it reaches."""
+        if self.faults:
+            return "wrong"
+        if self.compared:
+            return f"right: every file is whole, and {len(self.compared)} of {self.rows} rows equal the reference"
+        return "right in structure; the states themselves were not looked at"
 
     def as_dict(self) -> dict[str, Any]:
         """For --json."""
@@ -92,7 +102,7 @@ class Verified:
             table.add_column(f"{self.layers.convention} {layer}", justify="right")
         table.add_column("same next token", justify="right")
         for row in self.compared:
-            cells = [f"[red]{error:.1e}[/]" if error > self.threshold else f"{error:.1e}" for error in row.by_layer]
+            cells = [f"{error:.1e}" if error <= self.threshold else f"[red]{error:.1e}[/]" for error in row.by_layer]
             table.add_row(
                 str(row.index), str(row.tokens), *cells, "" if row.same_next is None else f"{row.same_next:.1%}"
             )
@@ -106,7 +116,7 @@ def verify(config: VerifyConfig) -> Verified:
         UsageError: the folder, the model or an option cannot be used. Wrong data is no
             exception: it is in ``faults``.
     """
-    record = manifest.require(config.data, "extract", "verify")
+    record = manifest.require(config.data, "extract", "data folder")
     layers = LayerIds(tuple(record["layers"]["ids"]), record["layers"]["convention"])
     result = Verified(layers)
     result.threshold = (
@@ -114,6 +124,9 @@ def verify(config: VerifyConfig) -> Verified:
     )
     if config.sample < 1 and not config.structure_only:
         raise UsageError("--sample", "at least 1", str(config.sample), "give a number of rows, or --structure")
+    if config.threshold is not None and not 0 < config.threshold < 1:
+        raise UsageError("--threshold", "a number between 0 and 1", str(config.threshold), "give such a number")
+    check_device("--device", config.device)
     model = None if config.structure_only else _matching_model(config, record)
     prepared = (
         PreparedFile(config.prepared, record["model"]["vocab_size"], "--prepared-data") if config.prepared else None
@@ -155,7 +168,7 @@ def _check_structure(
         result.faults.append(f"{row_path(folder, index)}: missing")
     for index in sorted(set(found) - set(range(wanted))):
         result.faults.append(f"{row_path(folder, index)}: beyond the {wanted} rows of the manifest")
-    header = {
+    owner = {
         "layer_ids": " ".join(map(str, record["layers"]["ids"])),
         "layer_convention": record["layers"]["convention"],
         "model_fingerprint": record["model"]["fingerprint"],
@@ -163,18 +176,20 @@ def _check_structure(
     good = []
     for index in found:
         path = row_path(folder, index)
-        ids = None
+        ids = mask = None
         if prepared is not None and index < len(prepared):
             # A cut row is a prefix; its length is checked by the extraction's own limit.
             ids = prepared[index].input_ids[: record["row_limit"]]
+            mask = prepared[index].loss_mask[: record["row_limit"]]
         try:
             tokens = check_row(
                 path,
                 num_layers=len(record["layers"]["ids"]),
                 hidden_size=record["model"]["hidden_size"],
                 dtype=record["dtype"],
-                metadata=header,
+                metadata=owner | {"row": str(index)},
                 token_ids=ids,
+                loss_mask=mask,
             )
         except DamagedRow as damage:
             result.faults.append(f"{path}: {damage}")
@@ -204,7 +219,8 @@ def _compare(
                 continue
             error = _row_error(index, row, reference, last=result.layers.native[-1] == model.num_layers)
             result.compared.append(error)
-            if error.worst > result.threshold:
+            # Not a number is never small enough.
+            if not error.worst <= result.threshold:
                 result.faults.append(f"row {index}: relative error {error.worst:.2e} above {result.threshold:g}")
             progress.advance(rows=1, tokens=len(row.token_ids))
 

@@ -22,8 +22,9 @@ from pipeline.model_info import read_model  # noqa: E402
 from pipeline.prepare import prepare  # noqa: E402
 from pipeline.reference import Reference  # noqa: E402
 from pipeline.train import train  # noqa: E402
+from pipeline.training_inputs import check_inputs  # noqa: E402
 from pipeline.vocab import build_vocab  # noqa: E402
-from shims.errors import UsageError  # noqa: E402
+from shims.errors import SpecshimError, UsageError  # noqa: E402
 
 
 @pytest.fixture
@@ -45,15 +46,17 @@ def verify(place: Path) -> verify_module.Verified:
     return verify_module.verify(VerifyConfig(place / "states", str(place / "model"), sample=12))
 
 
-def spoil_row(place: Path, index: int, change: Any) -> None:
+def spoil_row(place: Path, index: int, change: Any, change_mask: Any = None) -> None:
     path = row_path(place / "states", index)
     row, header = read_row(path), json.loads((place / "states" / "manifest.json").read_text())
     metadata = {
+        "row": str(index),
         "layer_ids": " ".join(map(str, header["layers"]["ids"])),
         "layer_convention": header["layers"]["convention"],
         "model_fingerprint": header["model"]["fingerprint"],
     }
-    write_row(path, type(row)(change(row.states), row.token_ids, row.loss_mask, row.row_id), metadata)
+    mask = row.loss_mask if change_mask is None else change_mask(row.loss_mask)
+    write_row(path, type(row)(change(row.states), row.token_ids, mask, row.row_id), metadata)
 
 
 def test_right_states_pass_and_name_the_models_own_next_token(place: Path) -> None:
@@ -76,6 +79,44 @@ def test_wrong_states_are_found(place: Path, change: Any) -> None:
     spoil_row(place, 3, change)
     faults = verify(place).faults
     assert len(faults) == 1 and faults[0].startswith("row 3: relative error")
+
+
+def test_files_that_changed_places_and_other_masks_are_found(place: Path) -> None:
+    left, right = row_path(place / "states", 2), row_path(place / "states", 5)
+    content = left.read_bytes()
+    left.write_bytes(right.read_bytes())
+    right.write_bytes(content)
+    spoil_row(place, 7, lambda states: states, lambda mask: 1 - mask)
+    faults = verify(place).faults
+    assert len(faults) == 2 and all("metadata row is" in fault for fault in faults)
+    data = place / "prepared" / "tokenized_data.jsonl"
+    found = verify_module.verify(VerifyConfig(place / "states", structure_only=True, prepared=data)).faults
+    assert any("hs_7" in fault and "loss mask" in fault for fault in found)
+
+
+@pytest.mark.parametrize("threshold", [float("nan"), 0.0, -1.0, float("inf")])
+def test_a_limit_that_decides_nothing_is_refused(place: Path, threshold: float) -> None:
+    with pytest.raises(UsageError, match="--threshold"):
+        verify_module.verify(VerifyConfig(place / "states", str(place / "model"), threshold=threshold))
+
+
+def test_an_error_that_is_not_a_number_is_a_fault(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    states = Reference.states
+
+    def broken(self: Reference, token_ids: Any) -> Any:
+        wanted, own_next = states(self, token_ids)
+        wanted[:, 0] = float("nan")
+        return wanted, own_next
+
+    monkeypatch.setattr(Reference, "states", broken)
+    result = verify(place)
+    assert len(result.faults) == 12 and result.worst != result.worst
+
+
+def test_a_device_that_is_not_here_is_named(place: Path) -> None:
+    for device in ("gpu7", "meta", "cuda:99"):
+        with pytest.raises(UsageError, match="--device"):
+            verify_module.verify(VerifyConfig(place / "states", str(place / "model"), device=device))
 
 
 def test_states_of_another_model_are_refused(place: Path) -> None:
@@ -123,6 +164,44 @@ def test_training_lowers_the_loss_and_names_the_layers(place: Path) -> None:
     with safe_open(result.draft / "model.safetensors", framework="pt") as file:
         d2t, t2d = file.get_tensor("d2t"), file.get_tensor("t2d")
     assert torch.equal(torch.arange(64) + d2t, t2d.nonzero()[:, 0])
+
+
+def training(place: Path, **options: Any) -> TrainConfig:
+    return TrainConfig(
+        place / "states", place / "prepared", str(place / "model"), place / "training",
+        **{"epochs": 1, "max_seq_len": 256, "device": "cpu", "ttt_steps": 1, **options},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("lr", float("nan")), ("lr", 0.0), ("noise_std", -1.0), ("ttt_step_loss_decay", -1.0), ("device", "gpu7")],
+)
+def test_training_refuses_a_number_it_cannot_use(place: Path, option: str, value: Any) -> None:
+    with pytest.raises(UsageError, match="--" + option.replace("_", "-")):
+        train(training(place, **{option: value}))
+    assert not (place / "training").exists()
+
+
+def test_training_leaves_out_rows_that_teach_nothing(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for index in range(10):
+        spoil_row(place, index, lambda states: states, lambda mask: mask * 0)
+    assert set(check_inputs(training(place)).lengths) == {10, 11}
+    assert "10 rows have no trainable token" in capsys.readouterr().err
+    spoil_row(place, 10, lambda states: states, lambda mask: mask * 0)
+    with pytest.raises(UsageError, match="1 of 12"):
+        check_inputs(training(place))
+
+
+def test_a_training_that_failed_does_not_block_its_folder(place: Path) -> None:
+    pytest.importorskip("speculators")
+    spoil_row(place, 3, lambda states: states * float("nan"))
+    with pytest.raises(SpecshimError, match="finite loss"):
+        train(training(place))
+    spoil_row(place, 3, lambda states: torch.ones_like(states))
+    assert train(training(place, lr=1e-3)).steps
+    with pytest.raises(UsageError, match="lr"):
+        train(training(place))
 
 
 def test_training_refuses_a_verifier_without_its_head(place: Path) -> None:

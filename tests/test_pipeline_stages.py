@@ -453,16 +453,29 @@ def test_a_folder_in_use_is_refused(place: Workplace, engine: dict[str, Any]) ->
 # verify
 
 
+def test_a_manifest_that_lacks_its_fields_is_no_manifest(place: Workplace, engine: dict[str, Any]) -> None:
+    place.prepare()
+    place.extract()
+    (place.states / "manifest.json").write_text('{"stage": "extract", "schema": 1}')
+    code, message = place.run("verify", place.states, "--structure")
+    assert code == 2
+    assert_four_parts(message, "manifest.json", "no model, layers")
+
+
 def test_structural_damage_is_listed(place: Workplace, engine: dict[str, Any]) -> None:
     place.prepare()
     place.extract()
     row_path(place.states, 1).unlink()
     row_path(place.states, 2).write_bytes(row_path(place.states, 3).read_bytes()[:-1])
     row_path(place.states, 4).write_bytes(row_path(place.states, 5).read_bytes())
+    data = [json.loads(line) for line in place.data.read_text().splitlines()]
+    data[5]["input_ids"][0] += 1
+    place.data.write_text("".join(json.dumps(row) + "\n" for row in data))
     code, message = place.run("verify", place.states, "--structure", "--prepared-data", place.data)
     assert code == 1
     assert "hs_1.safetensors: missing" in message and "hs_2.safetensors" in message
-    assert "hs_4.safetensors: other token ids" in message
+    assert "hs_4.safetensors: metadata row is '5', not '4'" in message
+    assert "hs_5.safetensors: other token ids" in message
 
 
 # train

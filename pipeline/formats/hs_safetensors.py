@@ -54,6 +54,7 @@ def check_row(
     dtype: str | None = None,
     metadata: Mapping[str, str] | None = None,
     token_ids: Sequence[int] | None = None,
+    loss_mask: Sequence[int] | None = None,
 ) -> int:
     """Check a file's structure without reading its states.
 
@@ -63,6 +64,7 @@ def check_row(
         dtype: as in ``float32``; None accepts any.
         metadata: header strings that must be there.
         token_ids: the ids the row must have; None skips the comparison.
+        loss_mask: the mask it must have; None skips the comparison.
 
     Returns:
         T, the row's tokens.
@@ -92,6 +94,8 @@ def check_row(
                 raise DamagedRow(f"{name} {part.get_dtype()}{list(part.get_shape())}, not int64[{shape[0]}]")
         if token_ids is not None and file.get_tensor("token_ids").tolist() != list(token_ids):
             raise DamagedRow("other token ids than the prepared row")
+        if loss_mask is not None and file.get_tensor("loss_mask").tolist() != list(loss_mask):
+            raise DamagedRow("another loss mask than the prepared row")
         return int(shape[0])
 
 
@@ -114,6 +118,17 @@ def read_row(path: Path) -> StateRow:
             raise
         except Exception as error:
             raise DamagedRow(f"{type(error).__name__}: {error}") from error
+
+
+def read_mask(path: Path) -> Any:
+    """A row's loss mask alone: numpy int64 [T].
+
+    Raises:
+        DamagedRow: the file cannot be read as a row.
+        FileNotFoundError: there is no such file.
+    """
+    with _opened(path) as file:
+        return file.get_tensor("loss_mask")
 
 
 def _opened(path: Path, framework: str = "numpy") -> Any:

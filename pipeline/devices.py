@@ -1,0 +1,24 @@
+"""Is there such a device here? Asked before anything is loaded or written."""
+
+from __future__ import annotations
+
+from shims.errors import UsageError
+
+
+def check_device(flag: str, device: str) -> None:
+    """Check a device name of the command line, such as ``cpu``, ``cuda`` or ``cuda:1``.
+
+    Raises:
+        UsageError: no such name, or no such device in this machine.
+    """
+    import torch
+
+    try:
+        wanted = torch.device(device)
+    except RuntimeError:
+        wanted = None
+    if wanted is None or wanted.type not in ("cpu", "cuda"):
+        raise UsageError(flag, "cpu, cuda or cuda:N", repr(device), "use one of these")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if wanted.type == "cuda" and (wanted.index or 0) >= count:
+        raise UsageError(flag, f"a device of this machine (it has {count} of them)", device, "use cpu, or another one")
