@@ -86,7 +86,8 @@ def _settings(config: TrainConfig, data: TrainingData) -> dict[str, Any]:
 
 def _finished(config: TrainConfig, settings: dict[str, Any]) -> Trained | None:
     existing = manifest.read(config.output_dir, "train")
-    if existing is None:
+    # An unfinished training holds nothing to go on from, so another one may take its place.
+    if existing is None or not existing["complete"]:
         return None
     manifest.require_same(
         str(config.output_dir / manifest.FILE_NAME),
@@ -95,7 +96,7 @@ def _finished(config: TrainConfig, settings: dict[str, Any]) -> Trained | None:
         "choose another --output-dir, or repeat the command that began this one",
     )
     draft = config.output_dir / DRAFT_NAME
-    if not existing.get("complete") or not (draft / "config.json").is_file():
+    if not (draft / "config.json").is_file():
         return None
     reached = existing["metrics"]
     return Trained(

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from pipeline import manifest
 from pipeline.config import TrainConfig
+from pipeline.devices import check_device
 from pipeline.formats import DamagedRow
-from pipeline.formats.hs_safetensors import check_row, row_path
+from pipeline.formats.hs_safetensors import check_row, read_mask, row_path
 from pipeline.layers import LayerIds
 from pipeline.model_info import ModelInfo, read_model, refuse_remote_code
+from pipeline.progress import console
 from pipeline.vocab import MANIFEST_NAME as VOCAB_MANIFEST
 from pipeline.vocab import load_mapping
 from shims.errors import UsageError
@@ -50,6 +52,15 @@ def check_inputs(config: TrainConfig) -> TrainingData:
             raise UsageError(flag, f"at least {low}", str(value), "give a larger number")
     if config.max_seq_len < _BLOCK or config.max_seq_len % _BLOCK:
         raise UsageError("--max-seq-len", f"a multiple of {_BLOCK}", str(config.max_seq_len), "give such a number")
+    for flag, number, least in (
+        ("--lr", config.lr, "above 0"),
+        ("--ttt-step-loss-decay", config.ttt_step_loss_decay, "above 0"),
+        ("--noise-std", config.noise_std, "of at least 0"),
+    ):
+        if not math.isfinite(number) or number < 0 or (number == 0 and least == "above 0"):
+            raise UsageError(flag, f"a number {least}", str(number), "give such a number")
+    if config.device != "auto":
+        check_device("--device", config.device)
     if not 0 < config.val_share < 1:
         raise UsageError("--val-share", "a share between 0 and 1", str(config.val_share), "give such a share")
     record = manifest.require(config.data, "extract", "--data")
@@ -77,7 +88,7 @@ def check_inputs(config: TrainConfig) -> TrainingData:
             f"{len(t2d)}",
             "make it from this model's data",
         )
-    return TrainingData(model, layers, record, _row_lengths(config.data, record), d2t, t2d)
+    return TrainingData(model, layers, record, _row_lengths(config, record), d2t, t2d)
 
 
 def _check_layers(where: str, layers: LayerIds, model: ModelInfo) -> None:
@@ -98,25 +109,38 @@ def _check_layers(where: str, layers: LayerIds, model: ModelInfo) -> None:
         )
 
 
-def _row_lengths(folder: Path, record: dict[str, Any]) -> dict[int, int]:
+def _row_lengths(config: TrainConfig, record: dict[str, Any]) -> dict[int, int]:
+    """Tokens of each row that a draft can learn from."""
+    folder = config.data
     lengths: dict[int, int] = {}
+    useless = 0
     for index in range(int(record["counts"]["rows"])):
         path = row_path(folder, index)
         try:
-            lengths[index] = check_row(
+            length = check_row(
                 path,
                 num_layers=len(record["layers"]["ids"]),
                 hidden_size=record["model"]["hidden_size"],
                 dtype=record["dtype"],
-                metadata={"model_fingerprint": record["model"]["fingerprint"]},
+                metadata={"model_fingerprint": record["model"]["fingerprint"], "row": str(index)},
             )
+            # The first token is never predicted, and a long row is cut to the batch.
+            if read_mask(path)[1 : config.max_seq_len + 1].any():
+                lengths[index] = length
+            else:
+                useless += 1
         except (DamagedRow, FileNotFoundError) as damage:
             reason = "missing" if isinstance(damage, FileNotFoundError) else str(damage)
             raise UsageError(
                 str(path), "a whole row", reason, "run the same `specshim extract` again to repair it"
             ) from damage
-    # A row of one token has nothing to predict.
-    usable = {index: length for index, length in lengths.items() if length > 1}
-    if len(usable) < 2:
-        raise UsageError(f"--data {folder}", "at least two rows of two tokens", f"{len(usable)}", "extract more rows")
-    return usable
+    if len(lengths) < 2:
+        raise UsageError(
+            f"--data {folder}",
+            f"at least two rows with a trainable token among the first {config.max_seq_len}, one of them held out",
+            f"{len(lengths)} of {len(lengths) + useless}",
+            "extract more rows, or look at their loss masks",
+        )
+    if useless:
+        console.print(f"{useless} rows have no trainable token and are left out", highlight=False)
+    return lengths
