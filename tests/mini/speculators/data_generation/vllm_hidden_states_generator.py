@@ -111,7 +111,13 @@ class VllmHiddenStatesGenerator:
             self.executor.sample_tokens(None)
         self.scheduler.finish_requests(list(prompts), RequestStatus.FINISHED_ABORTED)
         states = self.executor.collective_rpc("_get_captured_states", args=(list(prompts),), unique_reply_rank=0)
+        ascending = sorted(set(self.layer_ids))
+        by_layer = {name: dict(zip(ascending, found, strict=True)) for name, found in states.items()}
         return [
-            {"input_ids": torch.tensor(prompts[name]), "hidden_states": states[name], "loss_mask": None}
+            {
+                "input_ids": torch.tensor(prompts[name]),
+                "hidden_states": [by_layer[name][i] for i in self.layer_ids],
+                "loss_mask": None,
+            }
             for name in sorted(prompts)
         ]
