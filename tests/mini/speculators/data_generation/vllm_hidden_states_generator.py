@@ -92,7 +92,8 @@ class VllmHiddenStatesGenerator:
 
     def generate(self, token_ids):
         """Results in the order of the ids as text, as speculators 0.4 has them."""
-        prompts = {f"req_0_{index}": prompt for index, prompt in enumerate(token_ids)}
+        prompts = {f"req_{self._request_counter}_{index}": prompt for index, prompt in enumerate(token_ids)}
+        self._request_counter += 1
         hasher = {"block_hasher": self.block_hasher} if NEWER else {}
         self.executor.collective_rpc("_reset_capture")
         for name, prompt in prompts.items():
