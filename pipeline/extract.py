@@ -20,7 +20,7 @@ from pipeline.formats import DamagedRow, StateRow
 from pipeline.formats.hs_safetensors import FOLDER, check_row, row_indices, row_path, write_row
 from pipeline.layers import LayerIds, resolve
 from pipeline.lock import exclusive
-from pipeline.model_info import ModelInfo, read_model, refuse_remote_code, sha256_file
+from pipeline.model_info import ModelInfo, read_model, refuse_missing_weights, refuse_remote_code, sha256_file
 from pipeline.prepared import PreparedFile
 from pipeline.progress import StageProgress, console, stage_progress
 from shims.errors import SpecshimError, UsageError
@@ -80,6 +80,7 @@ def plan_job(config: ExtractConfig) -> Job:
     _check_numbers(config)
     model = read_model(config.model_path)
     refuse_remote_code(model, config.trust_remote_code)
+    refuse_missing_weights(model)
     layers = resolve(config.layer_ids, config.layer_convention, model.num_layers)
     check_engine(config.engine, layers)
     data = PreparedFile(config.prepared_data, model.vocab_size)

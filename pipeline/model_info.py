@@ -24,6 +24,7 @@ _TOKENIZER_FILES = (
 )
 _TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
 _WEIGHT_PATTERNS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
+_WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
 _EDGE_BYTES = 1 << 20
 """Read from both ends of each weight file: enough to tell a fine-tuned copy, cheap on terabytes."""
 
@@ -109,6 +110,25 @@ def tensor_names(model: ModelInfo) -> set[str]:
     return names - {"__metadata__"}
 
 
+def refuse_missing_weights(model: ModelInfo, flag: str = "--model-path") -> None:
+    """Stop where loading would fail minutes later, deep in a worker.
+
+    Raises:
+        UsageError: the folder holds no weights, or not all files that its index names.
+    """
+    names: set[str] = set()
+    for index in model.path.glob("*.index.json"):
+        names |= set(map(str, _json_object(index, index.read_bytes()).get("weight_map", {}).values()))
+    missing = sorted(name for name in names if not (model.path / name).is_file())
+    if not any(file.suffix in _WEIGHT_SUFFIXES for file in model.path.iterdir()):
+        missing = ["no file of weights at all"]
+    if missing:
+        listed = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        raise UsageError(
+            f"{flag} {model.path}", "all weights of the model", f"missing: {listed}", "complete the download"
+        )
+
+
 def _json_object(file: Path, content: bytes) -> dict[str, Any]:
     try:
         parsed = json.loads(content)
@@ -167,8 +187,10 @@ def read_model(model_path: str, flag: str = "--model-path") -> ModelInfo:
     numbers: dict[str, int] = {}
     for key in ("num_hidden_layers", "hidden_size", "vocab_size"):
         value = text.get(key, config.get(key))
-        if not isinstance(value, int) or value < 1:
-            raise UsageError(str(file), f"a positive integer `{key}`", repr(value), "use a decoder-only language model")
+        if type(value) is not int or value < 1:
+            raise UsageError(
+                str(file), f"a positive integer `{key}`", json.dumps(value), "use a decoder-only language model"
+            )
         numbers[key] = value
     positions = text.get("max_position_embeddings")
     dtype = text.get("dtype") or text.get("torch_dtype") or config.get("dtype") or config.get("torch_dtype")

@@ -66,8 +66,10 @@ def load_tokenizer(model: ModelInfo, trust_remote_code: bool) -> Any:
         raise UsageError(
             f"--model-path {model.path}",
             "a folder with a tokenizer",
-            f"{type(error).__name__}: {error}",
-            "complete the folder",
+            " ".join(f"{type(error).__name__}: {error}".split()),
+            "read the Python files it brings, then add --trust-remote-code"
+            if "trust_remote_code" in str(error)
+            else "complete the folder",
         ) from error
     if not tokenizer.chat_template:
         raise UsageError(

@@ -31,14 +31,8 @@ class Reference:
 
         self._torch: Any = torch
         self._device = device
-        config = transformers.AutoConfig.from_pretrained(str(model.path), trust_remote_code=trust_remote_code)
-        # transformers 4 loads in float32 unless told otherwise, transformers 5 in what the config names.
-        config.dtype = torch.float32
         transformers.utils.logging.disable_progress_bar()
-        self.model: Any = transformers.AutoModelForCausalLM.from_pretrained(
-            str(model.path), config=config, trust_remote_code=trust_remote_code
-        ).eval()
-        self.model.to(torch.float32)
+        self.model: Any = _load(model, trust_remote_code)
         if weights_dtype != "float32":
             _round(self.model, getattr(torch, weights_dtype))
         self.model.to(device)
@@ -85,6 +79,32 @@ class Reference:
                 .argmax(dim=-1)
                 .cpu()
             )
+
+
+def _load(model: ModelInfo, trust_remote_code: bool) -> Any:
+    """The transformers model in float32, whatever its folder names.
+
+    Raises:
+        SpecshimError: transformers cannot load it.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        config = AutoConfig.from_pretrained(str(model.path), trust_remote_code=trust_remote_code)
+        # transformers 4 loads in float32 unless told otherwise, transformers 5 in what the config names.
+        config.dtype = torch.float32
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            str(model.path), config=config, trust_remote_code=trust_remote_code
+        )
+    except Exception as error:
+        raise SpecshimError(
+            str(model.path),
+            "a model that the installed transformers loads",
+            " ".join(f"{type(error).__name__}: {error}".split()),
+            "install a transformers that knows it, or check the files alone with --structure",
+        ) from error
+    return loaded.eval().to(torch.float32)
 
 
 def _round(model: Any, dtype: Any) -> None:

@@ -137,7 +137,9 @@ def load_frequency(path: Path) -> dict[int, int]:
             f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'unreadable'}",
             "run `specshim prepare` again",
         ) from error
-    if not isinstance(content, dict) or not all(type(k) is int and type(v) is int for k, v in content.items()):
+    if not isinstance(content, dict) or not all(
+        type(k) is int and type(v) is int and v >= 0 for k, v in content.items()
+    ):
         raise UsageError(
             str(path), "a dictionary token id -> count", type(content).__name__, "run `specshim prepare` again"
         )
@@ -157,7 +159,7 @@ def build_vocab(config: VocabConfig) -> VocabResult:
             "--draft-vocab-size",
             f"1 to {target} (the model's vocabulary)",
             str(config.draft_vocab_size),
-            "give a smaller size",
+            "give a size in that range",
         )
     frequency = load_frequency(config.prepared / FREQ_NAME)
     try:

@@ -113,6 +113,16 @@ def test_an_error_that_is_not_a_number_is_a_fault(place: Path, monkeypatch: pyte
     assert len(result.faults) == 12 and result.worst != result.worst
 
 
+def test_a_model_transformers_cannot_load_is_said_in_words(place: Path) -> None:
+    config = json.loads((place / "model" / "config.json").read_text()) | {"model_type": "nosuch"}
+    (place / "model" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(SpecshimError, match="nosuch"):
+        Reference(
+            read_model(str(place / "model")), LayerIds((1,), "after"),
+            weights_dtype="float32", device="cpu", trust_remote_code=False,
+        )  # fmt: skip
+
+
 def test_a_device_that_is_not_here_is_named(place: Path) -> None:
     for device in ("gpu7", "meta", "cuda:99"):
         with pytest.raises(UsageError, match="--device"):

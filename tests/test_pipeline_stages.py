@@ -411,6 +411,31 @@ def test_data_prepared_for_another_model_is_refused(place: Workplace, engine: di
     assert_four_parts(message, "model.fingerprint")
 
 
+def test_weights_that_are_not_there_are_named_before_anything_loads(place: Workplace, engine: dict[str, Any]) -> None:
+    place.prepare()
+    index = place.model / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}))
+    code, message = place.extract()
+    assert code == 2
+    assert_four_parts(message, str(place.model), "model-2.safetensors")
+    index.unlink()
+    (place.model / "model.safetensors").unlink()
+    code, message = place.extract()
+    assert code == 2
+    assert_four_parts(message, "no file of weights")
+    assert not place.states.exists() and not engine["made"]
+
+
+@pytest.mark.parametrize("value", [None, "8", True, 0, 8.0])
+def test_a_config_without_the_numbers_needed_is_named(place: Workplace, engine: dict[str, Any], value: Any) -> None:
+    place.prepare()
+    config = json.loads((place.model / "config.json").read_text()) | {"num_hidden_layers": value}
+    (place.model / "config.json").write_text(json.dumps(config))
+    code, message = place.extract()
+    assert code == 2
+    assert_four_parts(message, "config.json", "num_hidden_layers", json.dumps(value))
+
+
 def test_a_model_with_code_of_its_own_needs_permission(place: Workplace, engine: dict[str, Any]) -> None:
     place.prepare()
     config = json.loads((place.model / "config.json").read_text()) | {"auto_map": {"AutoConfig": "evil.Config"}}
