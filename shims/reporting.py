@@ -20,6 +20,8 @@ RUNTIME_STATES = {
     "drifted": "a touchpoint does not look as planned: the generator refuses to be built",
 }
 
+_KNOWN_PAIR = "install a known pair, for example vllm 0.32.0 with speculators 0.4.0.1; `specshim plan` lists rows"
+
 
 @dataclass(frozen=True)
 class Report:
@@ -91,5 +93,5 @@ def refuse_unless_usable(report: Report, verified: bool) -> None:
                 f"stack {report.plan.stack}",
                 "a stack the shims are proved on" if verified else "a stack the generator can run on",
                 f"{state}: {report.plan.note or {**STATES, **RUNTIME_STATES}[state]}",
-                "install a known pair, for example vllm 0.32.0 with speculators 0.4.0.1; `specshim plan` lists rows",
+                "unset SHIMS_DISABLE, or call shims.install()" if state == "disabled" else _KNOWN_PAIR,
             )
