@@ -222,15 +222,6 @@ _KV_CACHE = (
         speculators=">=0.4,<0.5",
     ),
     Adaptation(
-        name="kv-cache-layout-on-config",
-        touchpoint="get_kv_cache_config_from_groups",
-        verb=Wrap(f"{_B}.kv_cache:carry_layout"),
-        why="workers read the layout and the scheduler the block size from what the engine core settled",
-        link=f"{_VLLM_PR}/51718",
-        until=_ENDS,
-        vllm=">=0.29",
-    ),
-    Adaptation(
         name="memory-query-on-cpu",
         touchpoint="torch.cuda.mem_get_info",
         verb=Substitute(f"{_B}.memory:torch_facade"),

@@ -264,13 +264,6 @@ _GENERATOR_NAMES = (
     _other(
         "KVCacheConfig.kv_cache_groups", "vllm.v1.kv_cache_interface:KVCacheConfig.kv_cache_groups", "field", _SHIMS
     ),
-    _other(
-        "KVCacheConfig.kv_cache_layout",
-        "vllm.v1.kv_cache_interface:KVCacheConfig.kv_cache_layout",
-        "field",
-        _SHIMS,
-        vllm=">=0.29",
-    ),
     _call(
         "resolve_kv_cache_layout",
         "vllm.v1.attention.backends.utils:resolve_kv_cache_layout",
@@ -313,9 +306,6 @@ _GENERATOR_NAMES = (
         "field",
         _SHIMS,
         vllm=">=0.33",
-    ),
-    _other(
-        "CacheConfig.kv_cache_layout", "vllm.config:CacheConfig.kv_cache_layout", "attribute", _SHIMS, vllm=">=0.29"
     ),
     _other(
         "KVCacheGroupSpec.layer_names",

@@ -47,12 +47,3 @@ def _resolve(executor: Any, specs_by_worker: list[dict[str, Any]]) -> Any:
 
     specs = [spec for specs in specs_by_worker for spec in specs.values()]
     return resolve_kv_cache_layout(executor.vllm_config, executor.get_supported_kv_cache_layouts(), specs)
-
-
-def carry_layout(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The KV-cache configuration with the settled layout on it, and its block size on `cache_config`."""
-    config = wrapped(*args, **kwargs)
-    cache_config = kwargs["vllm_config"].cache_config
-    config.kv_cache_layout = cache_config.kv_cache_layout
-    cache_config.block_size = block_size(config)
-    return config

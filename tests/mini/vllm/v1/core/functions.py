@@ -16,7 +16,7 @@ def _get_kv_cache_groups_uniform_spec(spec):
 def _config(vllm_config, groups, memory):
     assert memory > 0
     blocks = vllm_config.cache_config.num_gpu_blocks_override or 1000
-    return SimpleNamespace(num_blocks=blocks, kv_cache_groups=groups, kv_cache_layout=None)
+    return SimpleNamespace(num_blocks=blocks, kv_cache_groups=groups)
 
 
 if VERSION < (0, 12):

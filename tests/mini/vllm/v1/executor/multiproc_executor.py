@@ -35,8 +35,6 @@ class _Executor:
     def initialize_from_config(self, kv_cache_configs):
         if VERSION >= (0, 29):
             assert self.layout is not None
-            assert kv_cache_configs[0].kv_cache_layout == self.layout
-            assert self.vllm_config.cache_config.block_size is not None
         if os.environ.get("MINI_FAILS"):
             raise AssertionError
 
