@@ -27,6 +27,10 @@ def replacing(path: Path, mode: str = "w") -> Iterator[IO[str] | IO[bytes]]:
             handle.flush()
             os.fsync(handle.fileno())
         temp.replace(path)
+    except OSError as error:
+        if error.filename is None:  # a failing write does not say of which file
+            error.filename = str(path)
+        raise
     finally:
         temp.unlink(missing_ok=True)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -97,6 +99,23 @@ def test_impossible_states_are_named(states: torch.Tensor, words: str) -> None:
     assert fault is not None
     with pytest.raises(ValueError, match=words):
         raise ValueError(fault)
+
+
+def test_a_write_that_fails_names_its_file_and_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = row_path(tmp_path, 0)
+    write_row(path, make_row(), {})
+    before = path.read_bytes()
+
+    def full(_handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError) as caught:
+        write_row(path, make_row(torch.float16), {})
+    assert caught.value.filename == str(path)
+    assert [entry.read_bytes() for entry in path.parent.iterdir()] == [before]
 
 
 def test_ordinary_states_pass_in_every_dtype() -> None:
