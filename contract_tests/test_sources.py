@@ -82,10 +82,11 @@ class _Index:
                 self.send_header("Content-Length", str(len(body)))
                 for header, value in extra.items():
                     self.send_header(header, value)
-                self.end_headers()
-                self.wfile.write(body)
+                # Counted before it is sent: the client may look at the counts as soon as it has the answer.
                 index.sent += len(body)
                 index.answers += 1
+                self.end_headers()
+                self.wfile.write(body)
 
             def log_message(self, format: str, *args: object) -> None:
                 pass
