@@ -13,6 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shims.errors import WrongStatesError
+from shims.model_parts import (
+    decoder_stack,
+    embedding_of,
+    model_of,
+    refuse_missing_layers,
+    runner_kind,
+    split_output,
+)
 
 # Replied by a worker whose capture is the shims'; the stock extension replies None.
 PROTOCOL = 1
@@ -60,26 +68,19 @@ class Capture:
         self.listening = False
         self._runner = worker.model_runner
         self.records = worker.rank == 0
-        self.runner = _runner_kind(self._runner)
-        self.model = type(_model_of(self._runner)).__name__
+        self.runner = runner_kind(self._runner)
+        self.model = type(model_of(self._runner)).__name__
         if self.records:
             self._attach()
 
     def _attach(self) -> None:
-        base = _decoder_stack(_model_of(self._runner))
+        base = decoder_stack(model_of(self._runner))
         layers = base.layers
-        absent = [i for i in self.layer_ids if i >= len(layers) or type(layers[i]).__name__ == "PPMissingLayer"]
-        if absent:
-            raise WrongStatesError(
-                f"worker, {type(base).__name__}.layers",
-                f"the decoder layers {self.layer_ids} in this worker",
-                f"layers {absent} are missing of {len(layers)} (pipeline parallel keeps them in another process)",
-                "use tensor parallel only (pipeline-parallel size 1)",
-            )
+        refuse_missing_layers(base, self.layer_ids)
         layers[self.layer_ids[0]].register_forward_pre_hook(self._before_first, with_kwargs=True)
         for layer_id in self.layer_ids:
             layers[layer_id].register_forward_hook(self._after(layer_id))
-        _embedding_of(base).register_forward_pre_hook(self._embedding, with_kwargs=True)
+        embedding_of(base).register_forward_pre_hook(self._embedding, with_kwargs=True)
         self._follow_runner()
 
     def _follow_runner(self) -> None:
@@ -223,79 +224,14 @@ def residual_stream(output: Any, layer: str) -> Any:
     """R after one decoder layer: hidden states plus the residual that vLLM's layers return beside them.
 
     Args:
-        output: what the layer returned: a tensor, or (hidden states, residual or None, …).
+        output: what the layer returned, see `split_output`.
         layer: class name, for the message.
 
     Returns:
         [tokens, hidden size], a tensor of its own.
-
-    Raises:
-        WrongStatesError: the layer returned something else.
     """
-    if hasattr(output, "dim"):
-        return output.detach().clone()
-    if isinstance(output, (tuple, list)) and output and hasattr(output[0], "dim"):
-        hidden, residual = output[0], output[1] if len(output) > 1 else None
-        if residual is None:
-            return hidden.detach().clone()
-        if hasattr(residual, "shape") and residual.shape == hidden.shape and residual.dtype == hidden.dtype:
-            return hidden.detach() + residual.detach()
-    raise WrongStatesError(
-        f"worker, {layer}",
-        "a tensor, or (hidden states, residual) of one shape and dtype",
-        f"{type(output).__name__} of {[getattr(o, 'shape', type(o).__name__) for o in output or ()]}"
-        if isinstance(output, (tuple, list))
-        else type(output).__name__,
-        "report this architecture: its layers return something the capture does not know",
-    )
-
-
-def _runner_kind(runner: Any) -> str:
-    """`v1` (persistent batch) or `v2` (a batch made anew each step)."""
-    if hasattr(runner, "input_batch") and hasattr(runner.input_batch, "req_ids"):
-        return "v1"
-    if hasattr(runner, "prepare_inputs") and hasattr(runner, "req_states"):
-        return "v2"
-    raise WrongStatesError(
-        f"worker, model runner {type(runner).__module__}.{type(runner).__name__}",
-        "a runner whose batch order can be read (input_batch.req_ids, or prepare_inputs)",
-        "neither",
-        "set VLLM_USE_V2_MODEL_RUNNER=0 if this vLLM still has the first runner, and report this release",
-    )
-
-
-def _model_of(runner: Any) -> Any:
-    """The model itself: `get_model` looks through wrappers for graphs and micro-batches."""
-    return runner.get_model() if hasattr(runner, "get_model") else runner.model
-
-
-def _decoder_stack(model: Any) -> Any:
-    """The module that owns the decoder layers, inside a multimodal wrapper too."""
-    for candidate in (getattr(model, "get_language_model", lambda: None)(), model):
-        inner = getattr(candidate, "model", None)
-        for base in (inner, candidate):
-            if base is not None and hasattr(getattr(base, "layers", None), "__len__"):
-                return base
-    raise WrongStatesError(
-        f"worker, {type(model).__name__}",
-        "decoder layers in model.layers, or in get_language_model().model.layers",
-        f"members {[name for name, _ in model.named_children()]}",
-        "report this architecture",
-    )
-
-
-def _embedding_of(base: Any) -> Any:
-    """The module that turns token ids into vectors."""
-    for name in ("embed_tokens", "embedding", "wte", "word_embeddings", "tok_embeddings"):
-        module = getattr(base, name, None)
-        if module is not None:
-            return module
-    raise WrongStatesError(
-        f"worker, {type(base).__name__}",
-        "a token embedding (embed_tokens)",
-        f"members {[name for name, _ in base.named_children()]}",
-        "report this architecture",
-    )
+    hidden, residual = split_output(output, layer)
+    return hidden.detach().clone() if residual is None else hidden.detach() + residual.detach()
 
 
 # The methods below take the place of HiddenStatesWorkerExtension's; `self` is vLLM's worker.

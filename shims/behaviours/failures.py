@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _VARIABLE = "SPECSHIM_WORKER_FAILURES"
-_LOGGER = "vllm.v1.executor.multiproc_executor"
+# A worker process, and the engine's core, which is the worker itself where there is only one.
+_LOGGERS = ("vllm.v1.executor.multiproc_executor", "vllm.v1.engine.core")
 _LONGEST = 6000  # characters: the end of a traceback, where the cause is
 
 
@@ -56,6 +57,7 @@ class _Keep(logging.Handler):
 def listen() -> None:
     """In a worker: keep what vLLM logs about its failure, if the parent asked for it."""
     folder = os.environ.get(_VARIABLE)
-    logger = logging.getLogger(_LOGGER)
-    if folder and not any(isinstance(handler, _Keep) for handler in logger.handlers):
-        logger.addHandler(_Keep(Path(folder)))
+    for name in _LOGGERS if folder else ():
+        logger = logging.getLogger(name)
+        if folder and not any(isinstance(handler, _Keep) for handler in logger.handlers):
+            logger.addHandler(_Keep(Path(folder)))

@@ -10,6 +10,7 @@ from typing import Any
 
 from shims.behaviours import failures
 from shims.behaviours.capture import PROTOCOL
+from shims.behaviours.prompts import checked_prompts
 from shims.errors import SpecshimError, WrongStatesError
 
 logger = logging.getLogger("specshim")
@@ -93,7 +94,7 @@ def generate(self: Any, token_ids: Any) -> list[dict[str, Any]]:
         WrongStatesError: the states of a prompt could not be proved complete and its own.
         EngineError: vLLM failed.
     """
-    prompts = _checked(self, token_ids)
+    prompts = checked_prompts(self.vllm_config.model_config, token_ids)
     requests = {}
     try:
         self.executor.collective_rpc("_reset_capture")
@@ -110,27 +111,6 @@ def generate(self: Any, token_ids: Any) -> list[dict[str, Any]]:
         _release(self, requests)
         raise _engine_error(f"prefill of {len(prompts)} prompts", error) from error
     return [_result(self, prompt, states[i]) for i, prompt in zip(requests, prompts, strict=True)]
-
-
-def _checked(generator: Any, token_ids: Any) -> list[list[int]]:
-    """The prompts as lists, cut to what the model may see."""
-    rows = token_ids.tolist() if hasattr(token_ids, "tolist") else token_ids
-    prompts = [row.tolist() if hasattr(row, "tolist") else list(row) for row in rows]
-    if not prompts:
-        raise ValueError("token_ids cannot be empty: give at least one prompt")
-    model_config = generator.vllm_config.model_config
-    vocabulary = model_config.get_vocab_size()
-    for index, prompt in enumerate(prompts):
-        if not prompt:
-            raise ValueError(f"prompt {index} is empty: a prompt needs at least one token id")
-        wrong = next((t for t in prompt if not 0 <= t < vocabulary), None)
-        if wrong is not None:
-            raise ValueError(f"prompt {index} holds token id {wrong}: the model's vocabulary is 0 to {vocabulary - 1}")
-    limit = model_config.max_model_len - 1  # one place is kept for the token that vLLM samples
-    cut = sum(len(prompt) > limit for prompt in prompts)
-    if cut:
-        logger.warning("%d of %d prompts are cut to %d tokens (max_model_len - 1)", cut, len(prompts), limit)
-    return [prompt[:limit] for prompt in prompts]
 
 
 def _request(generator: Any, request_id: str, prompt: list[int]) -> Any:

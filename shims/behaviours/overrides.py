@@ -51,6 +51,11 @@ def chosen(call: str) -> dict[str, Any]:
     return (_chosen.get() or {}).get(call, {})
 
 
+def everything_chosen() -> dict[str, Any]:
+    """All overridden settings, whichever call they stand in; {} outside of `overrides`."""
+    return {name: value for settings in (_chosen.get() or {}).values() for name, value in settings.items()}
+
+
 class _Pretrained:
     """A transformers Auto class whose `from_pretrained` follows the overrides."""
 

@@ -1,0 +1,225 @@
+"""vLLM's `LLM` for prefill only: rows of token ids in, the ids of durable rows out."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from shims.behaviours import failures
+from shims.direct.watch import watched
+from shims.errors import SpecshimError, UsageError, WrongStatesError
+
+_WORKER = "shims.direct.worker.CaptureWorker"
+# Known to the engine ahead of its turn, so that it never waits for us.
+_WINDOW = 512
+_POLL_EVERY = 0.5  # seconds
+
+
+@dataclass(frozen=True)
+class DirectOptions:
+    """What to load and what to take.
+
+    Args:
+        model: folder or name of the model.
+        native_ids: states to take, ascending and distinct: k is R after k layers, 0 the embeddings.
+        sink: `module:callable` that makes a `shims.direct.stream.Sink` in the worker, of `sink_settings`.
+        max_model_len: longest row in tokens, plus the one that vLLM samples.
+        dtype: `auto`, `float32`, `bfloat16`, `float16`.
+        enforce_eager: None: compiled on an accelerator, eager on a CPU, where compiling takes minutes.
+        max_num_batched_tokens: tokens of one step; None leaves it to vLLM.
+        more: further keywords of `vllm.LLM`.
+    """
+
+    model: str
+    native_ids: Sequence[int]
+    sink: str
+    sink_settings: dict[str, Any]
+    max_model_len: int | None = None
+    dtype: str = "auto"
+    tensor_parallel_size: int = 1
+    gpu_memory_utilization: float = 0.8
+    trust_remote_code: bool = False
+    enforce_eager: bool | None = None
+    max_num_batched_tokens: int | None = None
+    more: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Settled:
+    """What became of rows since the last time: ids of those that are durable; id -> fault of those that are not."""
+
+    done: list[str]
+    faults: dict[str, str]
+
+
+class DirectEngine:
+    """A loaded model whose rows go straight from the worker to the sink.
+
+    Raises:
+        UsageError: options that vLLM cannot serve.
+        SpecshimError: the model does not load; the worker's own words are in the message.
+    """
+
+    def __init__(self, options: DirectOptions) -> None:
+        ids = list(options.native_ids)
+        if not ids or ids != sorted(set(ids)) or ids[0] < 0:
+            raise UsageError("native_ids", "ascending, distinct, from 0 on", str(ids), "sort them and drop repeats")
+        self._llm: Any = _load(options)
+        self._engine = self._llm.llm_engine
+        self._in_engine: set[str] = set()
+        self._serial = 0
+        replies = self._llm.collective_rpc("specshim_open", args=(options.sink, options.sink_settings))
+        self.workers: list[dict[str, Any]] = replies
+        self._pids = [reply["pid"] for reply in replies]
+
+    def run(self, rows: Iterable[tuple[str, Sequence[int]]]) -> Iterator[Settled]:
+        """Prefill rows in the engine's own order; ends when all of them are settled.
+
+        Args:
+            rows: (row id, token ids). Ids are distinct within a run and hold no `@`; taken as the engine
+                needs them, so that a generator may be endless.
+
+        Yields:
+            What was settled, about twice a second.
+
+        Raises:
+            WrongStatesError: a row could not be proved whole and its own; nothing of it was written.
+            SpecshimError: the engine or the sink failed. Rows told before are durable.
+        """
+        with watched(self._pids), _told():
+            yield from self._run(iter(rows))
+
+    def _run(self, rows: Iterator[tuple[str, Sequence[int]]]) -> Iterator[Settled]:
+        waiting: set[str] = set()
+        more, polled = True, time.monotonic()
+        while more or self._in_engine:
+            while more and len(self._in_engine) < _WINDOW:
+                row = next(rows, None)
+                if row is None:
+                    more = False
+                    break
+                waiting.add(row[0])
+                self._add(*row)
+            if self._in_engine:
+                for output in self._engine.step():
+                    if output.finished:
+                        self._in_engine.discard(output.request_id)
+            if time.monotonic() - polled > _POLL_EVERY:
+                yield self._poll(waiting)[0]
+                polled = time.monotonic()
+        pause = 0.002
+        while waiting:
+            settled, left = self._poll(waiting)
+            yield settled
+            if waiting and not left:
+                raise WrongStatesError(
+                    f"rows {', '.join(sorted(waiting)[:5])}{' …' if len(waiting) > 5 else ''}",
+                    "every token of a row to pass through the model",
+                    f"{len(waiting)} rows that the engine finished and the worker has not whole",
+                    "tokens served from a cache never pass through the model: prefix caching must be off",
+                )
+            if waiting:
+                time.sleep(pause)
+                pause = min(pause * 2, _POLL_EVERY)
+
+    def _add(self, row_id: str, token_ids: Sequence[int]) -> None:
+        from vllm import SamplingParams
+
+        # A serial number, since a row may be asked for again while vLLM still forgets the first time.
+        request_id = f"{row_id}@{self._serial}"
+        self._serial += 1
+        greedy = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
+        self._engine.add_request(request_id, {"prompt_token_ids": list(token_ids)}, greedy)
+        self._in_engine.add(request_id)
+
+    def _poll(self, waiting: set[str]) -> tuple[Settled, bool]:
+        """What was settled, and whether something may still come."""
+        reply = next(r for r in self._llm.collective_rpc("specshim_poll") if r is not None)
+        settled = Settled(reply["done"], reply["faults"])
+        waiting -= {*settled.done, *settled.faults}
+        if reply["fatal"]:
+            where, wanted, found, next_step = reply["fatal"]
+            raise WrongStatesError(where, wanted, found, next_step)
+        return settled, bool(reply["under_way"] or settled.done or settled.faults)
+
+    @property
+    def vllm_config(self) -> Any:
+        """The configuration that vLLM made."""
+        return self._engine.vllm_config
+
+    def close(self) -> None:
+        """End the engine's processes."""
+        engine, self._llm, self._engine = self._engine, None, None
+        with contextlib.suppress(Exception):  # one that died has nothing to end
+            engine.engine_core.shutdown()
+
+
+def _load(options: DirectOptions) -> Any:
+    from vllm import LLM
+    from vllm.platforms import current_platform
+
+    eager = current_platform.is_cpu() if options.enforce_eager is None else options.enforce_eager
+    settings: dict[str, Any] = {
+        "model": options.model,
+        "dtype": options.dtype,
+        "tensor_parallel_size": options.tensor_parallel_size,
+        "gpu_memory_utilization": options.gpu_memory_utilization,
+        "trust_remote_code": options.trust_remote_code,
+        "skip_tokenizer_init": True,
+        "enable_prefix_caching": False,
+        "enable_chunked_prefill": True,
+        "enforce_eager": eager,
+        "disable_log_stats": True,
+        "worker_cls": _WORKER,
+        "additional_config": {"specshim": {"native_ids": list(options.native_ids)}},
+        **options.more,
+    }
+    if not eager:
+        # Graphs are captured for small batches only, and a captured graph would not call the taps.
+        settings.setdefault("compilation_config", {"cudagraph_mode": "NONE"})
+    for name in ("max_model_len", "max_num_batched_tokens"):
+        if (value := getattr(options, name)) is not None:
+            settings[name] = value
+    with failures.collected() as folder, _quiet():
+        try:
+            return LLM(**settings)
+        except Exception as error:
+            worker = failures.told(folder)
+            raise SpecshimError(
+                f"loading {options.model}",
+                "vLLM to start",
+                f"{type(error).__name__}: {str(error).strip() or '(no message)'}{worker and chr(10)}{worker}",
+                "look at the innermost cause named here; `specshim report` shows the stack for a report",
+            ) from error
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """No warnings of the renderer, which misses the tokenizer that rows of token ids do not need."""
+    renderer = logging.getLogger("vllm.renderers.base")
+    before = renderer.level
+    renderer.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        renderer.setLevel(before)
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """vLLM's own failures, with a type, a text and the next step."""
+    try:
+        yield
+    except (SpecshimError, GeneratorExit, KeyboardInterrupt):
+        raise
+    except Exception as error:
+        raise SpecshimError(
+            "vLLM engine",
+            "to prefill the rows",
+            f"{type(error).__name__}: {str(error).strip() or '(no message)'}",
+            "the cause is in vLLM's log above; finished rows are kept, so the same command goes on from here",
+        ) from error

@@ -1,0 +1,78 @@
+"""Ends the wait for an engine whose process has died.
+
+vLLM notices most deaths itself, but not all of them in each release: the caller may then wait for an
+answer for ever. Linux only (it reads /proc); elsewhere vLLM's own checks are all there is.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from shims.errors import SpecshimError
+
+_EVERY = 0.5  # seconds between two looks
+_GRACE = 10.0  # seconds in which vLLM may say more about it than we can
+
+
+class EngineDied(SpecshimError):
+    """A process of the engine is gone."""
+
+
+def died(pids: Sequence[int]) -> list[int]:
+    """Those of the processes that have ended (a child nobody waited for among them)."""
+    return [pid for pid in pids if _state(pid) in ("Z", "X", "")]
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+@contextmanager
+def watched(pids: Sequence[int]) -> Iterator[None]:
+    """In this context (main thread), the death of one of the processes raises `EngineDied`.
+
+    Args:
+        pids: processes of the engine, on this machine.
+    """
+    usable = (
+        sys.platform == "linux" and threading.current_thread() is threading.main_thread() and not died([os.getpid()])
+    )
+    if not usable or os.getpid() in pids:
+        yield
+        return
+    stop, main = threading.Event(), threading.main_thread().ident
+    found: list[int] = []
+
+    def interrupt(signum: int, frame: object) -> None:
+        raise EngineDied(
+            f"engine process {', '.join(map(str, found))}",
+            "to stay alive",
+            "it ended without a word (killed from outside, or by the kernel for memory: see dmesg)",
+            "repeat the command: finished rows are kept, and it goes on from there",
+        )
+
+    def look() -> None:
+        while not stop.wait(_EVERY):
+            found[:] = died(pids)
+            if found and not stop.wait(_GRACE) and main is not None:
+                signal.pthread_kill(main, signal.SIGUSR1)
+                return
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    thread = threading.Thread(target=look, name="specshim-watch", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+        signal.signal(signal.SIGUSR1, before)

@@ -1,0 +1,72 @@
+"""vLLM's own worker of this platform, with a stream beside it (`worker_cls` of `LLM`)."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from vllm.platforms import current_platform
+
+from shims.direct.stream import Stream
+from shims.errors import SpecshimError
+from shims.verbs import load
+
+# Under this name the settings travel in vLLM's `additional_config`, which is part of its compile cache's key:
+# a graph with taps is not mistaken for one without.
+SETTINGS = "specshim"
+
+if current_platform.is_cpu():
+    from vllm.v1.worker.cpu_worker import CPUWorker as PlatformWorker
+elif current_platform.is_cuda_alike():
+    from vllm.v1.worker.gpu_worker import Worker as PlatformWorker
+else:
+    raise SpecshimError(
+        f"platform {type(current_platform).__name__}",
+        "vLLM on CUDA, ROCm or a CPU",
+        "another platform, whose worker is not known here",
+        "use --engine stock",
+    )
+
+
+class CaptureWorker(PlatformWorker):  # type: ignore[misc]
+    """Attaches the taps between loading and the first run, and follows each step. Rank 0 alone captures:
+    there, states are whole."""
+
+    _specshim: Stream | None = None
+
+    def load_model(self, *args: Any, **kwargs: Any) -> Any:
+        """As vLLM's; then attach the taps."""
+        result = super().load_model(*args, **kwargs)
+        if self.rank == 0:
+            self._specshim = Stream(self, self.vllm_config.additional_config[SETTINGS]["native_ids"])
+        return result
+
+    def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        """As vLLM's, inside of the stream's step."""
+        if self._specshim is None:
+            return super().execute_model(scheduler_output, *args, **kwargs)
+        with self._specshim.step(scheduler_output):
+            return super().execute_model(scheduler_output, *args, **kwargs)
+
+    def specshim_open(self, sink: str, settings: dict[str, Any]) -> dict[str, Any]:
+        """Begin to listen.
+
+        Args:
+            sink: `module:callable` that makes the sink of these keyword arguments.
+
+        Returns:
+            Who this worker is.
+        """
+        if self._specshim is not None:
+            self._specshim.open(load(sink)(**settings))
+        return {
+            "pid": os.getpid(),
+            "rank": self.rank,
+            "runner": self._specshim.kind if self._specshim else None,
+            "model": self._specshim.model if self._specshim else None,
+            "eager": bool(self.vllm_config.model_config.enforce_eager),
+        }
+
+    def specshim_poll(self) -> dict[str, Any] | None:
+        """See `Stream.poll`; None on ranks that capture nothing."""
+        return self._specshim.poll() if self._specshim else None
