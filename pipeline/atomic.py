@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -56,12 +56,19 @@ def sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
-def clear_leftovers(folder: Path) -> int:
+def clear_leftovers(folder: Path, mine: Callable[[str], bool] = lambda name: True) -> int:
     """Remove temporary files that a killed run left in ``folder``; returns how many.
 
-    Call it only while holding the folder's lock: another process's files look the same.
+    Call it only while holding the lock over these files: another process's look the same.
+
+    Args:
+        mine: whether a file of that name (the one it was to get) is this process's to write.
     """
-    leftovers = [entry for entry in folder.iterdir() if entry.name.startswith(".") and _TEMP_MARK in entry.name]
+    leftovers = [
+        entry
+        for entry in folder.iterdir()
+        if entry.name.startswith(".") and _TEMP_MARK in entry.name and mine(entry.name[1:].rpartition(_TEMP_MARK)[0])
+    ]
     for entry in leftovers:
         entry.unlink(missing_ok=True)
     return len(leftovers)
