@@ -5,6 +5,10 @@ The model in small (`mini_model`) gives states that say which token at which pos
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -307,3 +311,23 @@ def test_a_model_of_another_build_is_refused(gone: str, wanted: str) -> None:
     delattr(model.model, gone)
     with pytest.raises(WrongStatesError, match=wanted):
         setup_hidden_states_capture(MiniWorker(RunnerV1(model)), [1])
+
+
+def test_the_first_forward_finds_vllms_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the experts of a mixture do on the CPU build of 0.20.2, which make their activations when first called."""
+    current: list[str] = []
+
+    @contextmanager
+    def set_current_vllm_config(config: str) -> Iterator[None]:
+        current.append(config)
+        yield
+        current.pop()
+
+    monkeypatch.setitem(sys.modules, "vllm.config", SimpleNamespace(set_current_vllm_config=set_current_vllm_config))
+    worker = worker_of("v1", [0])
+    worker.model_runner.vllm_config = "the configuration"
+    seen: list[list[str]] = []
+    worker.model_runner.model.register_forward_hook(lambda *_: seen.append(list(current)))
+    reset_capture(worker)
+    prefill(worker, MiniScheduler(), {"req_0_0": [1, 2, 3]})
+    assert seen == [["the configuration"]] and not current

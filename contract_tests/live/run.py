@@ -1,6 +1,7 @@
 """Run the live cases in this environment and write the outcomes as data.
 
-    python -m contract_tests.live.run --out FILE [--models llama,marker,…] [--without-shims | --without-row NAME]
+    python -m contract_tests.live.run --out FILE [--engine direct] [--models llama,marker,…]
+                                      [--without-shims | --without-row NAME]
 
 One generator is built per model and setting; each is closed before the next. Exit code 1 if a case
 failed.
@@ -9,14 +10,12 @@ failed.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,8 @@ from typing import Any
 from contract_tests import without_row
 from contract_tests.live import cases
 from contract_tests.live.cases import LAYER_IDS, Bench
-from contract_tests.live.models import CONTEXT, make
+from contract_tests.live.engines import ENGINES, Wish
+from contract_tests.live.models import make
 from contract_tests.live.reference import Reference
 
 # Relative error that rounding alone explains on random weights, by device and dtype; a state of another
@@ -102,6 +102,7 @@ def main(argv: list[str] | None = None) -> int:
         choices=sorted({dtype for _, dtype in TOLERANCE}),
         help="of the weights and the engine",
     )
+    parser.add_argument("--engine", default="stock", choices=list(ENGINES))
     parser.add_argument("--without-shims", action="store_true", help="the stock generator alone: to see it fail")
     parser.add_argument("--without-row", help="an adaptation to leave out, here and in the workers")
     options = parser.parse_args(argv)
@@ -116,8 +117,8 @@ def main(argv: list[str] | None = None) -> int:
     outcomes: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="specshim-live-") as folder:
         for setting in SETTINGS:
-            if setting.model in wanted:
-                outcomes += _run(setting, Path(folder), options.dtype, options.without_shims)
+            if setting.model in wanted and not (options.engine == "native" and setting.overrides):
+                outcomes += _run(setting, Path(folder), options)
     stack = shims.report().as_dict()["stack"]
     if options.out:
         options.out.write_text(json.dumps({"stack": stack, "cases": outcomes}, indent=1), encoding="utf-8")
@@ -127,21 +128,25 @@ def main(argv: list[str] | None = None) -> int:
     return 1 if failed else 0
 
 
-def _run(setting: Setting, folder: Path, dtype: str, without_shims: bool) -> list[dict[str, Any]]:
+def _run(setting: Setting, folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
+    dtype: str = options.dtype
     began = time.monotonic()
     try:
         path = make(setting.model, folder)
         reference = Reference(path, dtype)
     except ImportError as error:
-        return [_outcome(setting, case, "skip", 0.0, f"transformers: {error}") for case in setting.cases]
+        return [_outcome(setting, options, case, "skip", 0.0, f"transformers: {error}") for case in setting.cases]
     try:
         os.environ.update(setting.environment)
-        with _generator(setting, path, dtype, without_shims) as generator:
-            bench = Bench(generator.generate, reference, list(setting.layer_ids), setting.tolerance(dtype))
-            outcomes = [_judge(setting, case, bench) for case in setting.cases]
+        if options.without_shims and not on_gpu():
+            _cpu_aids()
+        share = 0.25 if on_gpu() else 0.1
+        with ENGINES[options.engine](Wish(path, setting.layer_ids, dtype, setting.overrides, share)) as generate:
+            bench = Bench(generate, reference, list(setting.layer_ids), setting.tolerance(dtype))
+            outcomes = [_judge(setting, options, case, bench) for case in setting.cases]
     except Exception as error:  # noqa: BLE001 - whatever fails here is a result
         reason = f"{type(error).__name__}: {error}"
-        outcomes = [_outcome(setting, case, "fail", 0.0, reason) for case in setting.cases]
+        outcomes = [_outcome(setting, options, case, "fail", 0.0, reason) for case in setting.cases]
     finally:
         for name in setting.environment:
             os.environ.pop(name, None)
@@ -151,24 +156,32 @@ def _run(setting: Setting, folder: Path, dtype: str, without_shims: bool) -> lis
     return outcomes
 
 
-def _judge(setting: Setting, case: Callable[[Bench], None], bench: Bench) -> dict[str, Any]:
+def _judge(
+    setting: Setting, options: argparse.Namespace, case: Callable[[Bench], None], bench: Bench
+) -> dict[str, Any]:
     bench.worst = 0.0
     try:
         case(bench)
     except Exception as error:  # noqa: BLE001 - whatever fails here is a result
-        return _outcome(setting, case, "fail", bench.worst, f"{type(error).__name__}: {error}")
-    return _outcome(setting, case, "pass", bench.worst, "")
+        return _outcome(setting, options, case, "fail", bench.worst, f"{type(error).__name__}: {error}")
+    return _outcome(setting, options, case, "pass", bench.worst, "")
 
 
 def _outcome(
-    setting: Setting, case: Callable[[Bench], None], outcome: str, worst: float, reason: str
+    setting: Setting,
+    options: argparse.Namespace,
+    case: Callable[[Bench], None],
+    outcome: str,
+    worst: float,
+    reason: str,
 ) -> dict[str, Any]:
     import shims
 
     report = shims.report()
     return {
-        "speculators": report.plan.stack.speculators,
-        "engine": "stock",
+        # The other engines do not go through speculators.
+        "speculators": report.plan.stack.speculators if options.engine == "stock" else None,
+        "engine": options.engine,
         "device": "gpu" if on_gpu() else "cpu",
         "runner": next((worker["runner"] for worker in report.workers), None),
         "model": setting.model,
@@ -177,29 +190,6 @@ def _outcome(
         "max_rel_err": float(f"{worst:.2e}") if worst != float("inf") else None,
         "reason": reason,
     }
-
-
-@contextmanager
-def _generator(setting: Setting, path: Path, dtype: str, without_shims: bool) -> Iterator[Any]:
-    import shims
-
-    if without_shims and not on_gpu():
-        _cpu_aids()
-    from speculators.data_generation.vllm_hidden_states_generator import VllmHiddenStatesGenerator
-
-    with shims.overrides(dtype=dtype, **setting.overrides):
-        generator = VllmHiddenStatesGenerator(
-            str(path),
-            layer_ids=list(setting.layer_ids),
-            max_model_len=CONTEXT,
-            gpu_memory_utilization=0.25 if on_gpu() else 0.1,
-        )
-    try:
-        yield generator
-    finally:
-        generator.executor.shutdown()
-        del generator
-        gc.collect()
 
 
 def _cpu_aids() -> None:

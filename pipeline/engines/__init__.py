@@ -9,8 +9,11 @@ from typing import Any, Protocol
 from pipeline.layers import LayerIds
 from pipeline.model_info import ModelInfo
 from shims.errors import UsageError
+from shims.releases import proved_direct
+from shims.versions import detect
 
-ENGINES = ("stock",)
+ENGINES = ("direct", "stock", "native")
+AUTO = "auto"
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,10 @@ class EngineOptions:
     tp_size: int
     gpu_memory_utilization: float
     trust_remote_code: bool
+    enforce_eager: bool | None = None
+    """None leaves it to the engine."""
+    max_num_batched_tokens: int | None = None
+    """Tokens of one step; None leaves it to vLLM."""
 
 
 class Engine(Protocol):
@@ -40,14 +47,29 @@ class Engine(Protocol):
         ...
 
 
+def chosen(name: str) -> str:
+    """The engine that a name stands for: `auto` is `direct` where that was run and right, else `stock`.
+
+    Raises:
+        UsageError: an unknown engine.
+    """
+    if name == AUTO:
+        vllm = detect().vllm
+        return "direct" if vllm is None or vllm.partition("+")[0] in proved_direct() else "stock"
+    if name not in ENGINES:
+        raise UsageError("--engine", " or ".join((AUTO, *ENGINES)), repr(name), "use one of these")
+    return name
+
+
 def check_engine(name: str, layers: LayerIds) -> None:
     """Refuse what an engine cannot do, before anything is loaded.
 
+    Args:
+        name: one of ENGINES.
+
     Raises:
-        UsageError: an unknown engine, or a layer it cannot capture.
+        UsageError: a layer it cannot capture.
     """
-    if name not in ENGINES:
-        raise UsageError("--engine", " or ".join(ENGINES), repr(name), "use one of these")
     if name == "stock" and min(layers.after) < 0:
         raise UsageError(
             where="--layer-ids",
@@ -57,24 +79,25 @@ def check_engine(name: str, layers: LayerIds) -> None:
         )
 
 
-def max_tokens(name: str, model: ModelInfo, max_seq_len: int) -> int:
+def max_tokens(model: ModelInfo, max_seq_len: int) -> int:
     """Longest row, in tokens, that the engine takes whole.
 
-    The stock generator always plans one generated token, so a row may have one token less
-    than the context it loads the model with; we load it with one more where the model allows.
+    vLLM always plans one generated token, so a row may have one token less than the context the
+    model is loaded with; we load it with one more where the model allows.
     """
-    if model.max_positions is None:
-        return max_seq_len
-    return min(max_seq_len, model.max_positions - 1 if name == "stock" else model.max_positions)
+    return max_seq_len if model.max_positions is None else min(max_seq_len, model.max_positions - 1)
 
 
 def open_engine(name: str, options: EngineOptions) -> Engine:
-    """Load the model.
+    """Load the model for an engine that returns states to its caller.
 
-    Raises:
-        UsageError: an unknown engine.
+    Args:
+        name: `stock` or `native`; the direct engine writes rows itself, see `pipeline.engines.direct`.
     """
-    check_engine(name, options.layers)
+    if name == "native":
+        from pipeline.engines.native import NativeEngine
+
+        return NativeEngine(options)
     from pipeline.engines.stock import StockEngine
 
     return StockEngine(options)

@@ -8,7 +8,9 @@ with the request, row by row. Anything that does not agree is refused.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,7 +96,8 @@ class Capture:
                 self.requests[new.req_id] = _Request(list(new.prompt_token_ids or []))
             self._step = _Step()
             try:
-                result = execute(scheduler_output, *args, **kwargs)
+                with _configured(runner):
+                    result = execute(scheduler_output, *args, **kwargs)
                 self._keep(self._step, scheduler_output.num_scheduled_tokens)
                 return result
             finally:
@@ -218,6 +221,18 @@ class Capture:
                 )
             taken[request_id] = request.states
         return taken
+
+
+def _configured(runner: Any) -> AbstractContextManager[Any]:
+    """vLLM's configuration as the current one: parts of a model that are built at the first forward ask for it.
+
+    vLLM's own engine sets it for its warm-up; the generator's workers do not warm up.
+    """
+    module, config = sys.modules.get("vllm.config"), getattr(runner, "vllm_config", None)
+    if module is None or config is None:
+        return nullcontext()
+    context: AbstractContextManager[Any] = module.set_current_vllm_config(config)
+    return context
 
 
 def residual_stream(output: Any, layer: str) -> Any:

@@ -18,6 +18,9 @@ logger = logging.getLogger("specshim")
 # What the workers said when a generator set up its capture last; `shims.report()` shows it.
 worker_receipts: list[dict[str, Any]] = []
 
+# Executors that failed. Their message queues, when collected, wait for workers that do not read any more.
+_failed: list[Any] = []
+
 
 class EngineError(SpecshimError):
     """vLLM failed underneath the generator; the message carries its type, text and place."""
@@ -109,6 +112,7 @@ def generate(self: Any, token_ids: Any) -> list[dict[str, Any]]:
         raise
     except Exception as error:
         _release(self, requests)
+        _failed.append(self.executor)
         raise _engine_error(f"prefill of {len(prompts)} prompts", error) from error
     return [_result(self, prompt, states[i]) for i, prompt in zip(requests, prompts, strict=True)]
 

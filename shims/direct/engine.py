@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shims.behaviours import failures
+from shims.behaviours.generator import worker_receipts
 from shims.direct.watch import watched
 from shims.errors import SpecshimError, UsageError, WrongStatesError
 
@@ -74,6 +75,7 @@ class DirectEngine:
         self._serial = 0
         replies = self._llm.collective_rpc("specshim_open", args=(options.sink, options.sink_settings))
         self.workers: list[dict[str, Any]] = replies
+        worker_receipts[:] = replies
         self._pids = [reply["pid"] for reply in replies]
 
     def run(self, rows: Iterable[tuple[str, Sequence[int]]]) -> Iterator[Settled]:

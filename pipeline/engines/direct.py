@@ -1,0 +1,46 @@
+"""Our own engine: rows go from vLLM's worker to their files at the speed of prefill."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from pipeline.engines import EngineOptions
+from pipeline.engines.row_sink import REFERENCE, RowSinkSettings
+from shims.direct.engine import DirectEngine, DirectOptions, Settled
+
+
+class StreamingEngine:
+    """The direct engine with the row sink.
+
+    Args:
+        sink: where and how the worker writes.
+
+    Raises:
+        SpecshimError: the model does not load.
+    """
+
+    def __init__(self, options: EngineOptions, sink: RowSinkSettings) -> None:
+        self._engine = DirectEngine(
+            DirectOptions(
+                model=str(options.model.path),
+                native_ids=options.layers.native,
+                sink=REFERENCE,
+                sink_settings=sink.as_dict(),
+                max_model_len=options.max_tokens + 1,
+                dtype=options.dtype,
+                tensor_parallel_size=options.tp_size,
+                gpu_memory_utilization=options.gpu_memory_utilization,
+                trust_remote_code=options.trust_remote_code,
+                enforce_eager=options.enforce_eager,
+                max_num_batched_tokens=options.max_num_batched_tokens,
+            )
+        )
+        self.workers = self._engine.workers
+
+    def stream(self, rows: Iterable[tuple[int, Sequence[int]]]) -> Iterator[Settled]:
+        """Compute rows, in any order; see :meth:`shims.direct.engine.DirectEngine.run`."""
+        return self._engine.run((str(index), ids) for index, ids in rows)
+
+    def close(self) -> None:
+        """End the engine's processes."""
+        self._engine.close()

@@ -1,0 +1,180 @@
+"""vLLM's own way: the `extract_hidden_states` speculator and its example connector.
+
+https://docs.vllm.ai/en/latest/features/speculative_decoding/extract_hidden_states/ describes it. The
+connector leaves a file a request; here each is compared with what was asked for, and removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.engines import EngineOptions
+from shims.direct.spool import folder as spool_folder
+from shims.errors import SpecshimError, UsageError
+from shims.versions import detect, within
+
+_FIRST = "0.18"
+_SPOOL_BYTES = 2 << 30
+# Architectures whose forward collects states in a loop of its own, and left out the last one at first.
+_LATENT = ("Deepseek", "Kimi")
+
+
+def check_native(options: EngineOptions) -> None:
+    """Refuse what the installed vLLM's connector is known to get wrong or not to do.
+
+    Raises:
+        UsageError: with the release from which it works.
+    """
+    vllm = detect().vllm
+    if vllm is None:
+        return
+    model, last = options.model, options.layers.native[-1] == options.model.num_layers
+    architectures = model.config.get("architectures") or []
+    latent = any(name.startswith(_LATENT) for name in architectures)
+    for met, wanted, found in (
+        (within(vllm, f"<{_FIRST}"), f"vllm {_FIRST} or later, which has the method", f"vllm {vllm}"),
+        (
+            within(vllm, "<0.25") and latent and last,
+            f"vllm 0.25 or later for the last state of {'/'.join(architectures)} (before, it is dropped)",
+            f"vllm {vllm} and native layer id {model.num_layers}",
+        ),
+        (
+            within(vllm, "<0.31") and options.tp_size > 1,
+            "vllm 0.31 or later for --tp-size above 1 (before, the connector waits for ranks that never answer)",
+            f"vllm {vllm} and --tp-size {options.tp_size}",
+        ),
+        (
+            within(vllm, ">=0.22") and not _on_cuda(),
+            "a CUDA device (from 0.22 on the connector copies with CUDA streams)",
+            "none",
+        ),
+    ):
+        if met:
+            raise UsageError("--engine native", wanted, found, "use --engine direct, which does this on every release")
+
+
+def _on_cuda() -> bool:
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+class NativeEngine:
+    """vLLM's connector behind the engine protocol."""
+
+    def __init__(self, options: EngineOptions) -> None:
+        """Load the model.
+
+        Raises:
+            UsageError: this release's connector cannot do it.
+            SpecshimError: the model does not load.
+        """
+        check_native(options)
+        from vllm import LLM
+
+        self._spool: tempfile.TemporaryDirectory[str] = spool_folder(_SPOOL_BYTES)
+        self._layers = len(options.layers.ids)
+        chunked = within(detect().vllm or "", ">=0.22")
+        # Before 0.22 the connector keeps the last chunk of a prompt only.
+        whole = {} if chunked else {"max_num_batched_tokens": max(options.max_tokens + 1, 2048)}
+        try:
+            self._llm: Any = LLM(
+                model=str(options.model.path),
+                dtype=options.dtype,
+                tensor_parallel_size=options.tp_size,
+                gpu_memory_utilization=options.gpu_memory_utilization,
+                trust_remote_code=options.trust_remote_code,
+                max_model_len=options.max_tokens + 1,
+                skip_tokenizer_init=True,
+                enable_prefix_caching=False,
+                enable_chunked_prefill=chunked,
+                enforce_eager=not _on_cuda(),
+                disable_log_stats=True,
+                speculative_config={
+                    "method": "extract_hidden_states",
+                    "num_speculative_tokens": 1,
+                    "draft_model_config": {
+                        "hf_config": {"eagle_aux_hidden_state_layer_ids": list(options.layers.native)}
+                    },
+                },
+                kv_transfer_config={
+                    "kv_connector": "ExampleHiddenStatesConnector",
+                    "kv_role": "kv_producer",
+                    "kv_connector_extra_config": {"shared_storage_path": self._spool.name},
+                },
+                **whole,
+            )
+        except Exception as error:
+            self._spool.cleanup()
+            raise SpecshimError(
+                f"loading {options.model.path} with extract_hidden_states",
+                "vLLM to start",
+                f"{type(error).__name__}: {str(error).strip() or '(no message)'}",
+                "the cause is in vLLM's log above; --engine direct does not need the connector",
+            ) from error
+
+    def states(self, rows: Sequence[Sequence[int]]) -> list[Any]:
+        """States of each row: CPU tensors [T, L, H].
+
+        Raises:
+            SpecshimError: vLLM failed, or left something else than these rows.
+        """
+        from vllm import SamplingParams
+
+        prompts = [{"prompt_token_ids": list(row)} for row in rows]
+        greedy = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
+        outputs = self._llm.generate(prompts, greedy, use_tqdm=False)
+        return [
+            self._taken(position, row, output) for position, (row, output) in enumerate(zip(rows, outputs, strict=True))
+        ]
+
+    def _taken(self, position: int, row: Sequence[int], output: Any) -> Any:
+        from safetensors.torch import load
+
+        told = (getattr(output, "kv_transfer_params", None) or {}).get("hidden_states_path")
+        path = Path(told) if told else None
+        root = Path(self._spool.name).resolve()
+        if path is None or root not in path.resolve().parents:
+            raise SpecshimError(
+                f"native connector, result {position}",
+                f"a file below {root}",
+                str(told),
+                "report this release; --engine direct does not need the connector",
+            )
+        tensors = load(_read_when_written(path))
+        path.unlink()
+        states = tensors["hidden_states"]
+        ids = tensors["token_ids"].tolist()
+        if ids[: len(row)] != list(row) or list(states.shape[:2]) != [len(row), self._layers]:
+            raise SpecshimError(
+                f"native connector, result {position}",
+                f"{len(row)} rows of {self._layers} states, of these token ids",
+                f"states {list(states.shape)} with {len(ids)} token ids",
+                "report this release; --engine direct proves each row",
+            )
+        return states
+
+    def close(self) -> None:
+        """End the engine's processes and remove what is left of the files."""
+        llm, self._llm = self._llm, None
+        with contextlib.suppress(Exception):  # one that died has nothing to end
+            llm.llm_engine.engine_core.shutdown()
+        self._spool.cleanup()
+
+
+def _read_when_written(path: Path) -> bytes:
+    """The file, after its writer (which holds a lock beside it from 0.22 on) is through."""
+    lock = path.with_name(path.name + ".lock")
+    if lock.exists():
+        import fcntl
+
+        with lock.open() as handle:
+            fcntl.flock(handle, fcntl.LOCK_SH)
+            content = path.read_bytes()
+        lock.unlink()
+        return content
+    return path.read_bytes()

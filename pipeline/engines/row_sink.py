@@ -1,0 +1,83 @@
+"""In vLLM's worker: finished rows go straight to the folder of `extract`, in its format."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.formats import StateRow
+from pipeline.formats.registry import get_format
+from pipeline.prepared import PreparedFile
+from shims.errors import SpecshimError
+
+REFERENCE = f"{__name__}:RowSink"
+
+
+@dataclass(frozen=True)
+class RowSinkSettings:
+    """What a worker has to know to write rows; plain values, since it travels to another process."""
+
+    folder: str
+    format: str
+    rows_per_file: int
+    prepared_data: str
+    """The tokenized_data.jsonl, for the loss masks."""
+    row_limit: int
+    """Tokens kept per row."""
+    dtype: str
+    """The states', as in ``float32``."""
+    header: dict[str, str]
+    """Goes into each row's header, beside its number."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class RowSink:
+    """See :class:`shims.direct.stream.Sink`; row ids are the indices of the prepared rows."""
+
+    def __init__(self, **settings: Any) -> None:
+        self._settings = RowSinkSettings(**settings)
+        form = get_format(self._settings.format)
+        self._store = form.open(Path(self._settings.folder), self._settings.rows_per_file)
+        self._lock = threading.Lock() if form.many_rows_per_file else None
+        # The parent has checked every line.
+        self._data = PreparedFile(Path(self._settings.prepared_data), vocab_size=None)
+
+    def write(self, row_id: str, token_ids: Any, states: Any) -> None:
+        """Write one row durably.
+
+        Raises:
+            SpecshimError: states of another dtype than was asked for.
+        """
+        index = int(row_id)
+        dtype = str(states.dtype).removeprefix("torch.")
+        if dtype != self._settings.dtype:
+            raise SpecshimError(
+                f"row {row_id}",
+                f"states in {self._settings.dtype}",
+                dtype,
+                "report this: the engine chose another dtype",
+            )
+        prepared = self._data[index]
+        row = StateRow(
+            states=states,
+            token_ids=token_ids,
+            loss_mask=_mask(prepared.loss_mask[: self._settings.row_limit]),
+            row_id=prepared.row_id,
+        )
+        header = {"row": str(index), **self._settings.header}
+        if self._lock is None:
+            self._store.write(index, row, header)
+            return
+        with self._lock:
+            self._store.write(index, row, header)
+            self._store.sync()
+
+
+def _mask(values: list[int]) -> Any:
+    import torch
+
+    return torch.tensor(values, dtype=torch.int64)
