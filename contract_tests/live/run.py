@@ -48,12 +48,18 @@ class Setting:
     cases: tuple[Callable[[Bench], None], ...]
     layer_ids: tuple[int, ...] = tuple(LAYER_IDS)
     overrides: dict[str, int] = field(default_factory=dict)
+    blocks_of_llm: int | None = None
     cpu_environment: dict[str, str] = field(default_factory=dict)
     routed: bool = False
 
     @property
     def environment(self) -> dict[str, str]:
         return {} if on_gpu() else self.cpu_environment
+
+    def overrides_for(self, engine: str) -> dict[str, int]:
+        if self.blocks_of_llm is None or engine == "stock":
+            return self.overrides
+        return {**self.overrides, "num_gpu_blocks_override": self.blocks_of_llm}
 
     def tolerance(self, dtype: str) -> float:
         strict = TOLERANCE["gpu" if on_gpu() else "cpu", dtype]
@@ -72,6 +78,8 @@ SETTINGS = (
         (cases.identity, cases.row_count_starved),
         # 12 blocks of 32 tokens can be used (one is never given out): less than the batch, more than 300.
         overrides={"max_num_batched_tokens": 64, "block_size": 32, "num_gpu_blocks_override": 13},
+        # vLLM's own start asks for room for one whole context.
+        blocks_of_llm=17,
     ),
     Setting("marker", "", (cases.layer_identity,), layer_ids=(7, 2, 0, 2, 5)),
     Setting("qwen3", "", _BASIC),
@@ -141,7 +149,9 @@ def _run(setting: Setting, folder: Path, options: argparse.Namespace) -> list[di
         if options.without_shims and not on_gpu():
             _cpu_aids()
         share = 0.25 if on_gpu() else 0.1
-        with ENGINES[options.engine](Wish(path, setting.layer_ids, dtype, setting.overrides, share)) as generate:
+        with ENGINES[options.engine](
+            Wish(path, setting.layer_ids, dtype, setting.overrides_for(options.engine), share)
+        ) as generate:
             bench = Bench(generate, reference, list(setting.layer_ids), setting.tolerance(dtype))
             outcomes = [_judge(setting, options, case, bench) for case in setting.cases]
     except Exception as error:  # noqa: BLE001 - whatever fails here is a result
