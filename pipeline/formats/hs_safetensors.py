@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.atomic import write_bytes
 from pipeline.formats import DamagedRow, StateRow, Wanted, float8, safetensors_row
+from shims.direct.rowfile import write_tensors
 
 FOLDER = "hidden_states"
 
@@ -30,9 +30,8 @@ def write_row(path: Path, row: StateRow, metadata: Mapping[str, str]) -> int:
     Returns:
         Bytes written.
     """
-    content = safetensors_row.encode(row, metadata)
-    write_bytes(path, content)
-    return len(content)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return write_tensors(path, *safetensors_row.parts(row, metadata))
 
 
 def check_row(

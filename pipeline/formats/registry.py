@@ -45,6 +45,7 @@ _HS = Layout(
     encode=encode_safetensors,
     read=hs_safetensors.read_stored,
     check=hs_safetensors.check_file,
+    write=hs_safetensors.write_row,
 )
 _PT = Layout(
     speculators_pt.relative_path, "data_*.pt", speculators_pt.encode, speculators_pt.read, speculators_pt.check

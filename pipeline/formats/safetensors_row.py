@@ -32,6 +32,13 @@ def encode(row: StateRow, header: Mapping[str, str]) -> bytes:
     """
     from safetensors.torch import save
 
+    tensors, metadata = parts(row, header)
+    content: bytes = save(tensors, metadata=metadata)
+    return content
+
+
+def parts(row: StateRow, header: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """What the file of a row holds: (tensors, the file's own metadata)."""
     tensors = {(STATES if row.scale is None else FLOAT8): row.states, IDS: row.token_ids}
     if row.scale is not None:
         tensors[SCALE] = row.scale
@@ -39,8 +46,7 @@ def encode(row: StateRow, header: Mapping[str, str]) -> bytes:
         tensors[MASK] = row.loss_mask
     # One entry, because the writer puts several in random order.
     metadata = {_HEADER: json.dumps(sealed_header(row, header), sort_keys=True)}
-    content: bytes = save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata=metadata)
-    return content
+    return {name: tensor.contiguous() for name, tensor in tensors.items()}, metadata
 
 
 def check(file: Any, wanted: Wanted) -> int:

@@ -80,6 +80,8 @@ class Layout:
     read: Callable[[Path], StateRow]
     """States as stored."""
     check: Callable[[Path, Wanted], int]
+    write: Callable[[Path, StateRow, Mapping[str, str]], int] | None = None
+    """Write a row's file in one step, where that can be done without `encode`'s copies."""
 
 
 class FileStore:
@@ -119,10 +121,12 @@ class FileStore:
 
     def write(self, index: int, row: StateRow, header: Mapping[str, str]) -> int:
         """See :class:`RowStore`."""
-        content = self._layout.encode(row, header)
         path = self.locate(index)
-        write_bytes(path, content)
         self._unsynced.add(path.parent)
+        if self._layout.write is not None:
+            return self._layout.write(path, row, header)
+        content = self._layout.encode(row, header)
+        write_bytes(path, content)
         return len(content)
 
     def sync(self) -> None:
