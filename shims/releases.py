@@ -28,3 +28,9 @@ def table() -> list[dict[str, Any]]:
 def known() -> list[str]:
     """Versions of the known releases, oldest first."""
     return [release["version"] for release in table()]
+
+
+@lru_cache(maxsize=1)
+def proved_direct() -> frozenset[str]:
+    """Versions on which the direct engine was run and every row was right (`direct = true` in the table)."""
+    return frozenset(release["version"] for release in table() if release.get("direct"))
