@@ -47,6 +47,7 @@ UNIT = {
     "attention-mask-module-gone": "tests/test_patching.py::"
     "test_speculators_can_be_imported_beside_any_transformers[5.24.0]",
     "hashing-module-missing": "tests/test_patching.py::test_an_absent_module_is_provided_where_it_is_absent[0.11.0]",
+    "generator-on-the-direct-engine": "tests/test_patching.py::test_a_speculators_without_generator_gets_one[0.5.0]",
     "chunked-prefill-on": f"{_CHAIN}::test_prompts_past_the_budget_of_a_step[0.4.0.1]",
     "prefix-caching-off": f"{_CHAIN}::test_every_row_is_its_own[0.16.0-0.3.0]",
     "block-size-chosen-by-vllm": f"{_CHAIN}::test_every_row_is_its_own[0.32.0-0.4.0.1]",

@@ -108,6 +108,17 @@ _IMPORTS = (
         vllm="<0.11.1",
         speculators=">=0.4,<0.5",
     ),
+    Adaptation(
+        name="generator-on-the-direct-engine",
+        touchpoint="speculators' generator",
+        verb=Provide(f"{_B}.imports:generator_module"),
+        why="speculators 0.5 removed VllmHiddenStatesGenerator; code that uses it gets the same class on the direct "
+        "engine",
+        link=f"{_SPECULATORS}/v0.5.0/src/speculators/data_generation",
+        until="speculators has a generator again, or nobody asks for it",
+        speculators=">=0.5",
+        behavioural=True,
+    ),
     *(
         Adaptation(
             name=f"{name}-moved".lstrip("_").replace("_", "-"),

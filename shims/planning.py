@@ -7,6 +7,7 @@ from typing import Any
 
 from shims.adaptations import ADAPTATIONS, Adaptation
 from shims.releases import known
+from shims.touchpoints import by_key
 from shims.versions import Stack, has_generator, is_exact_release, within
 
 # What a state means, in the order from good to bad.
@@ -67,17 +68,24 @@ def select(stack: Stack) -> Plan:
     if stack.vllm is None or stack.speculators is None:
         absent = [name for name in ("vllm", "speculators") if getattr(stack, name) is None]
         return Plan(stack, (), "absent", f"{' and '.join(absent)} not found")
-    if not has_generator(stack.speculators):
-        note = (
-            f"speculators {stack.speculators} has no VllmHiddenStatesGenerator (it was removed in 0.5.0): "
-            "extract with --engine direct or --engine native, or install speculators 0.4.0.1"
-        )
-        return Plan(stack, (), "unsupported", note)
     oldest = known()[0]
     if within(stack.vllm, f"<{oldest}") or within(stack.speculators, "<0.3"):
         return Plan(stack, (), "unsupported", f"vllm before {oldest} and speculators before 0.3.0 were never looked at")
-    rows = tuple(row for row in ADAPTATIONS if row.holds_for(stack))
+    used = by_key()
+    rows = tuple(
+        row
+        for row in ADAPTATIONS
+        if row.holds_for(stack) and within(stack.speculators, used[row.touchpoint].speculators)
+    )
+    notes = []
+    if not has_generator(stack.speculators):
+        notes.append(
+            f"speculators {stack.speculators} has no VllmHiddenStatesGenerator (it was removed in 0.5.0): code that "
+            "imports it gets the direct engine's; extract with --engine direct or --engine native"
+        )
     if stack.vllm.partition("+")[0] not in known() or not is_exact_release(stack.vllm):
-        note = f"vllm {stack.vllm} is not a known release (newest known: {known()[-1]}); check a few rows with `verify`"
-        return Plan(stack, rows, "unverified", note)
-    return Plan(stack, rows, "adapted" if rows else "native")
+        notes.append(
+            f"vllm {stack.vllm} is not a known release (newest known: {known()[-1]}); check a few rows with `verify`"
+        )
+        return Plan(stack, rows, "unverified", "; ".join(notes))
+    return Plan(stack, rows, "adapted" if rows else "native", "; ".join(notes))

@@ -466,6 +466,7 @@ _WORKER_NAMES = (
 
 _IMPORT_NAMES = (
     _other("vllm.utils.hashing", "vllm.utils.hashing", "module", _GENERATOR, "import", ">=0.4,<0.5"),
+    _other("speculators' generator", GENERATOR_MODULE, "module", "(yours)", "import", ">=0.5"),
     _other("modeling_attn_mask_utils", "transformers.modeling_attn_mask_utils", "module", "models/eagle.py", "import"),
     _other("configuration_utils.torch", "transformers.configuration_utils:torch", "annotation", "config.py", "import"),
 )

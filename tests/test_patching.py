@@ -260,6 +260,28 @@ print(sys.modules["vllm.utils.hashing"].__spec__ is None)
     assert _mini(tmp_path, code, vllm).says().strip() == str(vllm == "0.11.0")
 
 
+@pytest.mark.parametrize("speculators", ["0.5.0", "0.9.0"])
+def test_a_speculators_without_generator_gets_one(tmp_path: Path, speculators: str) -> None:
+    """The direct engine's class, at its old home; undone, the module is gone again."""
+    package = tmp_path / "speculators" / "data_generation"
+    package.mkdir(parents=True)
+    for folder in (package.parent, package):
+        (folder / "__init__.py").touch()
+    code = f"""
+import shims, importlib, sys
+from {GENERATOR} import VllmHiddenStatesGenerator as offered
+print(offered.__module__, shims.report().state, *shims.report().applied)
+shims.uninstall()
+assert {GENERATOR!r} not in sys.modules
+try:
+    importlib.import_module({GENERATOR!r})
+except ModuleNotFoundError:
+    print("gone")
+"""
+    said = _mini(tmp_path, code, "0.32.0", speculators).says().split()
+    assert said == ["shims.direct.generator", "adapted", "generator-on-the-direct-engine", "gone"]
+
+
 @pytest.mark.parametrize("transformers", ["4.57.6", "5.3.0", "5.4.0", "5.19.0", "5.24.0"])
 def test_speculators_can_be_imported_beside_any_transformers(tmp_path: Path, transformers: str) -> None:
     _mini(tmp_path, f"import shims, {GENERATOR}", transformers=transformers).says()

@@ -8,7 +8,8 @@ from typing import Any
 
 import shims
 from pipeline.engines import EngineOptions
-from shims.errors import SpecshimError
+from shims.errors import SpecshimError, UsageError
+from shims.versions import detect, has_generator
 
 
 class StockEngine:
@@ -21,6 +22,14 @@ class StockEngine:
             SpecshimError: the installed stack cannot be made right, or the model does not load.
         """
         shims.require()
+        version = detect().speculators
+        if not has_generator(version):
+            raise UsageError(
+                "--engine stock",
+                "speculators 0.3 or 0.4, which have the generator",
+                f"speculators {version}",
+                "use --engine direct, which needs no speculators",
+            )
         from speculators.data_generation.vllm_hidden_states_generator import VllmHiddenStatesGenerator
 
         self._num_layers = len(options.layers.ids)

@@ -34,6 +34,16 @@ def attention_mask_module() -> types.ModuleType:
     return module
 
 
+def generator_module() -> types.ModuleType:
+    """What stands for `speculators.data_generation.vllm_hidden_states_generator` where that is gone."""
+    from shims.direct.generator import VllmHiddenStatesGenerator
+    from shims.touchpoints import GENERATOR_MODULE
+
+    module = types.ModuleType(GENERATOR_MODULE, VllmHiddenStatesGenerator.__doc__)
+    module.__dict__["VllmHiddenStatesGenerator"] = VllmHiddenStatesGenerator
+    return module
+
+
 def causal_mask(
     attention_mask: Any,
     input_shape: tuple[int, int],
