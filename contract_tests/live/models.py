@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from contract_tests.live.kimi import wrap
+
 VOCABULARY = 512
 LAYERS = 8
 CONTEXT = 512
@@ -79,8 +81,12 @@ def _gemma() -> Any:
     return GemmaForCausalLM(GemmaConfig(**config, num_key_value_heads=2, head_dim=32))
 
 
-def _deepseek() -> Any:
-    """DeepSeek-V3's layers (latent attention, shared and routed experts), as in Kimi-K2.5."""
+def _deepseek(**sizes: int) -> Any:
+    """DeepSeek-V3's layers (latent attention, shared and routed experts), as in Kimi-K2.5.
+
+    Args:
+        sizes: configuration entries to set otherwise.
+    """
     import torch
     from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
@@ -89,26 +95,43 @@ def _deepseek() -> Any:
     heads = 4 if torch.cuda.is_available() else 1
     return DeepseekV3ForCausalLM(
         DeepseekV3Config(
-            **{**_COMMON, "num_attention_heads": heads},
-            num_key_value_heads=heads,
-            q_lora_rank=64,
-            kv_lora_rank=512,
-            qk_nope_head_dim=128,
-            qk_rope_head_dim=64,
-            v_head_dim=128,
-            n_routed_experts=8,
-            num_experts_per_tok=2,
-            n_group=2,
-            topk_group=1,
-            moe_intermediate_size=64,
-            n_shared_experts=1,
-            first_k_dense_replace=1,
-            routed_scaling_factor=1.0,
-            # Not a field of transformers': vLLM reads the selection bias from the checkpoint only where it is named.
-            topk_method="noaux_tc",
-            scoring_func="sigmoid",
+            **{
+                **_COMMON,
+                "num_attention_heads": heads,
+                "num_key_value_heads": heads,
+                "q_lora_rank": 64,
+                "kv_lora_rank": 512,
+                "qk_nope_head_dim": 128,
+                "qk_rope_head_dim": 64,
+                "v_head_dim": 128,
+                "n_routed_experts": 8,
+                "num_experts_per_tok": 2,
+                "n_group": 2,
+                "topk_group": 1,
+                "moe_intermediate_size": 64,
+                "n_shared_experts": 1,
+                "first_k_dense_replace": 1,
+                "routed_scaling_factor": 1.0,
+                # Not fields of transformers': vLLM reads the selection bias from the checkpoint only where the
+                # method is named.
+                "topk_method": "noaux_tc",
+                "scoring_func": "sigmoid",
+                **sizes,
+            }
         )
     )
+
+
+def save_deepseek(path: Path, layers: int, hidden: int, experts: int, dtype: str = "float32") -> None:
+    """A DeepSeek-V3 of these sizes, with wide weights, and its tokenizer."""
+    import torch
+
+    torch.manual_seed(0)
+    sizes = {"num_hidden_layers": layers, "hidden_size": hidden, "n_routed_experts": experts}
+    model = _deepseek(**sizes, intermediate_size=2 * hidden, moe_intermediate_size=hidden // 2, n_group=1, topk_group=1)
+    _widen(model.to(torch.float32))
+    model.to(getattr(torch, dtype)).save_pretrained(path)
+    _tokenizer().save_pretrained(path)
 
 
 def _dense_8b() -> Any:
@@ -150,6 +173,12 @@ def make(name: str, folder: Path) -> Path:
 
     path = folder / name
     if (path / "tokenizer.json").is_file():
+        return path
+    if name.startswith("kimi"):
+        text = folder / f"{name}-text"
+        save_deepseek(text, LAYERS, hidden=256, experts=8)
+        wrap(text, path, int4=name.endswith("int4"))
+        _tokenizer().save_pretrained(path)
         return path
     torch.manual_seed(0)
     model = MAKERS[name]()

@@ -87,6 +87,8 @@ SETTINGS = (
     Setting("gemma", "", (cases.identity, cases.content)),
     # The CPU's latent-attention kernels do not take float32; its decoder layers are the same without them.
     Setting("deepseek", "", _BASIC, cpu_environment={"VLLM_MLA_DISABLE": "1"}, routed=True),
+    Setting("kimi", "", _BASIC, cpu_environment={"VLLM_MLA_DISABLE": "1"}, routed=True),
+    Setting("kimi-int4", "", _BASIC, routed=True),
     Setting("dense-8b", "", (cases.identity, cases.content), layer_ids=(1, 17, 32, 35)),
 )
 
@@ -102,7 +104,7 @@ def main(argv: list[str] | None = None) -> int:
     """See the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, help="JSON file for the outcomes")
-    small = dict.fromkeys(s.model for s in SETTINGS if s.model != "dense-8b")
+    small = dict.fromkeys(s.model for s in SETTINGS if s.model not in ("dense-8b", "kimi-int4"))
     parser.add_argument("--models", default=",".join(small), help="default: the tiny ones")
     parser.add_argument(
         "--dtype",
@@ -141,7 +143,7 @@ def _run(setting: Setting, folder: Path, options: argparse.Namespace) -> list[di
     began = time.monotonic()
     try:
         path = make(setting.model, folder)
-        reference = Reference(path, dtype)
+        reference = Reference(path / "reference" if (path / "reference").is_dir() else path, dtype)
     except ImportError as error:
         return [_outcome(setting, options, case, "skip", 0.0, f"transformers: {error}") for case in setting.cases]
     try:

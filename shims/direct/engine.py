@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
+import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from shims.behaviours import failures
@@ -183,9 +186,13 @@ def _load(options: DirectOptions) -> Any:
     if not eager:
         # Graphs are captured for small batches only, and a captured graph would not call the taps.
         settings.setdefault("compilation_config", {"cudagraph_mode": "NONE"})
+    settings.update(_text_only(options.model))
     for name in ("max_model_len", "max_num_batched_tokens"):
         if (value := getattr(options, name)) is not None:
             settings[name] = value
+    if not current_platform.is_cpu():
+        # A parent that has as much as asked for a GPU cannot be forked.
+        os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     with failures.collected() as folder, _quiet():
         try:
             return LLM(**settings)
@@ -197,6 +204,18 @@ def _load(options: DirectOptions) -> Any:
                 f"{type(error).__name__}: {str(error).strip() or '(no message)'}{worker and chr(10)}{worker}",
                 "look at the innermost cause named here; `specshim report` shows the stack for a report",
             ) from error
+
+
+def _text_only(model: str) -> dict[str, Any]:
+    """Keywords that leave out what only pictures and sound need: encoders, processors, their warm-up."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    if "language_model_only" in EngineArgs.__dataclass_fields__:  # from 0.17 on
+        return {"language_model_only": True}
+    config = Path(model) / "config.json"
+    if config.is_file() and "vision_config" in json.loads(config.read_text(encoding="utf-8")):
+        return {"limit_mm_per_prompt": {"image": 0, "video": 0}}
+    return {}
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -48,14 +49,15 @@ class VllmHiddenStatesGenerator:
         tensor_parallel_size: int = 1,
         max_num_batched_tokens: int | None = None,
     ) -> None:
-        from transformers import AutoConfig, AutoTokenizer
+        from transformers import PretrainedConfig
 
         chosen = everything_chosen()
         trusted = bool(chosen.pop("trust_remote_code", False))
         self.model_path, self.tensor_parallel_size = model_path, tensor_parallel_size
-        self.tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=trusted)
-        config = AutoConfig.from_pretrained(model_path, trust_remote_code=trusted)
-        layers = getattr(config, "text_config", config).num_hidden_layers
+        self._trusted = trusted
+        # As written: the class of a model that transformers does not know is not needed for a number.
+        config, _ = PretrainedConfig.get_config_dict(model_path)
+        layers = int(config.get("text_config", config)["num_hidden_layers"])
         self.layer_ids = [2, layers // 2, layers - 3, layers - 1] if layer_ids is None else list(layer_ids)
         outside = [i for i in self.layer_ids if not 0 <= i < layers]
         if outside or not self.layer_ids:
@@ -84,6 +86,13 @@ class VllmHiddenStatesGenerator:
         except BaseException:
             self._spool.cleanup()
             raise
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer; rows of token ids do without."""
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(self.model_path, trust_remote_code=self._trusted)
 
     @property
     def vllm_config(self) -> Any:

@@ -26,7 +26,8 @@ from shims.model_parts import model_of, runner_kind
 
 # A request is called "<row>@" by us; vLLM may add characters of its own behind.
 MARK = "@"
-WRITERS = 2
+# Half of the cores at most: the other half feeds the device.
+WRITERS = max(2, min(8, (os.cpu_count() or 2) // 2))
 _NICE = 5
 
 
