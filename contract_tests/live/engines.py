@@ -21,6 +21,7 @@ class Wish:
         layer_ids: states after these layers, in any order, repeats allowed where the engine takes them.
         overrides: settings as `shims.overrides` takes them.
         share: of the device's memory.
+        devices: to split the model over.
     """
 
     path: Path
@@ -28,6 +29,7 @@ class Wish:
     dtype: str
     overrides: dict[str, Any]
     share: float
+    devices: int = 1
 
 
 @contextmanager
@@ -43,6 +45,7 @@ def stock(wish: Wish) -> Iterator[Generate]:
             layer_ids=list(wish.layer_ids),
             max_model_len=CONTEXT,
             gpu_memory_utilization=wish.share,
+            tensor_parallel_size=wish.devices,
         )
     try:
         yield generator.generate
@@ -62,6 +65,7 @@ def direct(wish: Wish) -> Iterator[Generate]:
             layer_ids=list(wish.layer_ids),
             max_model_len=CONTEXT,
             gpu_memory_utilization=wish.share,
+            tensor_parallel_size=wish.devices,
         )
     with generator:
         yield generator.generate
@@ -79,7 +83,7 @@ def native(wish: Wish) -> Iterator[Generate]:
 
     model = read_model(str(wish.path))
     layers = resolve(sorted(set(wish.layer_ids)), AFTER, model.num_layers)
-    engine = NativeEngine(EngineOptions(model, layers, CONTEXT - 1, wish.dtype, 1, wish.share, False))
+    engine = NativeEngine(EngineOptions(model, layers, CONTEXT - 1, wish.dtype, wish.devices, wish.share, False))
 
     def generate(prompts: list[list[int]]) -> list[dict[str, Any]]:
         cut = [prompt[: CONTEXT - 1] for prompt in prompts]

@@ -31,7 +31,8 @@ def merge(release: str, stack: dict[str, Any], cases: list[dict[str, Any]], into
 
 
 def _place(case: dict[str, Any]) -> tuple[str, ...]:
-    return tuple(str(case[key]) for key in ("speculators", "engine", "device", "runner", "model"))
+    where = tuple(str(case[key]) for key in ("speculators", "engine", "device", "runner", "model"))
+    return (*where, str(case.get("tp_size", 1)))  # the oldest results do not say it
 
 
 def main() -> None:

@@ -113,6 +113,7 @@ def main(argv: list[str] | None = None) -> int:
         help="of the weights and the engine",
     )
     parser.add_argument("--engine", default="stock", choices=list(ENGINES))
+    parser.add_argument("--tp-size", type=int, default=1, help="devices to split the model over")
     parser.add_argument("--without-shims", action="store_true", help="the stock generator alone: to see it fail")
     parser.add_argument("--without-row", help="an adaptation to leave out, here and in the workers")
     options = parser.parse_args(argv)
@@ -152,7 +153,7 @@ def _run(setting: Setting, folder: Path, options: argparse.Namespace) -> list[di
             _cpu_aids()
         share = 0.25 if on_gpu() else 0.1
         with ENGINES[options.engine](
-            Wish(path, setting.layer_ids, dtype, setting.overrides_for(options.engine), share)
+            Wish(path, setting.layer_ids, dtype, setting.overrides_for(options.engine), share, options.tp_size)
         ) as generate:
             bench = Bench(generate, reference, list(setting.layer_ids), setting.tolerance(dtype))
             outcomes = [_judge(setting, options, case, bench) for case in setting.cases]
@@ -195,6 +196,7 @@ def _outcome(
         "speculators": report.plan.stack.speculators if options.engine == "stock" else None,
         "engine": options.engine,
         "device": "gpu" if on_gpu() else "cpu",
+        "tp_size": options.tp_size,
         "runner": next((worker["runner"] for worker in report.workers), None),
         "model": setting.model,
         "case": setting.name_of(case),
