@@ -68,8 +68,12 @@ def main() -> None:
     parser.add_argument(
         "--folder", type=Path, help="where rows are written (default: memory, else the temporary folder)"
     )
+    parser.add_argument("--tp-size", type=int, default=1, help="devices to split each model over")
     parser.add_argument("--out", type=Path, help="default: results/<date>-<device>.json")
     options = parser.parse_args()
+    os.environ["SPECSHIM_BENCH_TP"] = str(options.tp_size)
+    # A parent that has as much as asked for a GPU cannot be forked.
+    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     here = device()
     on_cpu = here.startswith("CPU")
     ways = options.ways.split(",") if options.ways else CPU_WAYS if on_cpu else list(WAYS)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, contextmanager
@@ -17,6 +18,7 @@ from benchmarks.models import SHAPES, Shape, prompts
 
 PASSES = 3
 _STEP = 16384  # tokens
+TP_SIZE = int(os.environ.get("SPECSHIM_BENCH_TP", "1"))
 
 Pass = Callable[[list[list[int]]], None]
 
@@ -34,6 +36,7 @@ def settings(shape: Shape, path: Path, eager: bool) -> dict[str, Any]:
         "enable_prefix_caching": False,
         "disable_log_stats": True,
         "enforce_eager": eager,
+        "tensor_parallel_size": TP_SIZE,
     }
 
 
@@ -60,6 +63,7 @@ def direct(shape: Shape, path: Path, folder: Path, sink: str, eager: bool | None
             dtype=shape.dtype,
             gpu_memory_utilization=_share(),
             enforce_eager=eager,
+            tensor_parallel_size=TP_SIZE,
             max_num_batched_tokens=min(_STEP, shape.prompts * shape.length),
             more={"load_format": "dummy"},
         )
@@ -121,6 +125,7 @@ def stock(shape: Shape, path: Path, folder: Path, batch: int = 32) -> Any:
             layer_ids=[i - 1 for i in shape.layers],
             max_model_len=shape.length + 8,
             gpu_memory_utilization=_share(),
+            tensor_parallel_size=TP_SIZE,
         )
 
     def measured(rows: list[list[int]]) -> None:
@@ -251,6 +256,8 @@ def main() -> None:
             seconds.append(time.perf_counter() - began)
     tokens = shape.prompts * shape.length
     result = {"way": options.way, "model": options.shape, "tokens": tokens, "tok_s": round(tokens / min(seconds))}
+    if TP_SIZE > 1:
+        result["tp_size"] = TP_SIZE
     print("RESULT " + json.dumps({**result, "seconds": [round(s, 3) for s in seconds]}), flush=True)
 
 
