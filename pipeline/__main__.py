@@ -23,6 +23,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from pipeline import config as options
+from pipeline.commands import extract_options as storing
+from pipeline.commands.convert import convert
+from pipeline.commands.status import lines_of as status_lines
 from shims.errors import SpecshimError, UsageError
 
 app = typer.Typer(
@@ -34,6 +37,7 @@ app = typer.Typer(
     context_settings={"max_content_width": 100},
 )
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_LISTS = ("--layer-ids", "--source-layer-ids")
 _out = Console()
 _err = Console(stderr=True)
 
@@ -128,18 +132,34 @@ def extract(
     engine: Annotated[str, typer.Option(help="stock: speculators' own generator.")] = "stock",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16; auto is float32 on a CPU.")] = "auto",
     trust_remote_code: TrustRemoteCode = False,
+    format: storing.FormatName = "hs_safetensors",
+    rows_per_file: storing.RowsPerFile = 1000,
+    store_dtype: storing.StoreDtype = "auto",
+    vocab: storing.VocabFolder = None,
+    max_bad: storing.MaxBad = 0,
+    preflight: storing.Preflight = 0,
+    preflight_against: storing.PreflightAgainst = "transformers",
+    shard: storing.ShardOf = None,
+    min_free: storing.MinFree = 1.0,
+    ignore_space: storing.IgnoreSpace = False,
+    check_content: storing.CheckContent = False,
+    status: storing.StatusOnly = False,
 ) -> None:
     """Compute hidden states; run it again to go on where it stopped."""
-    from pipeline.extract import extract as run
+    from pipeline import extract as stage
 
     ids = tuple(layer_ids) if layer_ids else None
-    result = run(
-        options.ExtractConfig(
-            model_path, prepared_data, output_dir, batch_size, max_seq_len, tp_size, gpu_memory_utilization,
-            ids, layer_convention, engine, dtype, trust_remote_code,
-        )
+    config = options.ExtractConfig(
+        model_path, prepared_data, output_dir, batch_size, max_seq_len, tp_size, gpu_memory_utilization,
+        ids, layer_convention, engine, dtype, trust_remote_code, format, rows_per_file, store_dtype, vocab,
+        max_bad, preflight, preflight_against, shard, min_free, ignore_space, check_content,
     )  # fmt: skip
-    computed = result.rows - result.kept_rows
+    if status:
+        for line in status_lines(stage.status(config), output_dir):
+            _print(line)
+        return
+    result = stage.extract(config)
+    computed = result.computed_rows
     speed = (
         f" in {result.seconds:.1f} s, {result.computed_tokens / result.seconds:.0f} tokens/s" if result.seconds else ""
     )
@@ -150,6 +170,13 @@ def extract(
     _print(", ".join(done))
     if result.cut_rows:
         _print(f"{result.cut_rows} rows are stored cut, ids and mask alike")
+    if result.bad_rows:
+        _print(f"{result.bad_rows} rows left out: their states cannot be right (bad_rows*.jsonl names them)")
+    if not result.complete:
+        _print("rows of other shards are still missing")
+
+
+app.command()(convert)
 
 
 @app.command()
@@ -255,7 +282,7 @@ def spread_lists(arguments: Sequence[str]) -> list[str]:
     while position < len(arguments):
         argument, equals, first = arguments[position].partition("=")
         position += 1
-        if argument != "--layer-ids":
+        if argument not in _LISTS:
             spread.append(argument + equals + first)
             continue
         given = [first] if equals else []
@@ -266,12 +293,12 @@ def spread_lists(arguments: Sequence[str]) -> list[str]:
         wrong = [part for part in numbers if not re.fullmatch(r"[-+]?[0-9]{1,9}", part.strip())]
         if wrong or not numbers:
             raise UsageError(
-                "--layer-ids",
-                "whole numbers, e.g. --layer-ids 2 30 58 60",
+                argument,
+                f"whole numbers, e.g. {argument} 2 30 58 60",
                 repr(wrong[0]) if wrong else "nothing",
                 "give the layers as numbers",
             )
-        spread += [f"--layer-ids={number.strip()}" for number in numbers]
+        spread += [f"{argument}={number.strip()}" for number in numbers]
     return spread
 
 

@@ -55,6 +55,54 @@ class ExtractConfig:
     engine: str = "stock"
     dtype: str = "auto"
     trust_remote_code: bool = False
+    format: str = "hs_safetensors"
+    rows_per_file: int = 1000
+    """Only where the format holds many rows a file."""
+    store_dtype: str = "auto"
+    """What the states are rounded to on disk; auto: as computed."""
+    vocab: Path | None = None
+    """Folder of `specshim vocab`, whose mapping goes beside the rows of formats that have a place for it."""
+    max_bad: int = 0
+    """Rows whose states cannot be right that may be left out before the run stops."""
+    preflight: int = 0
+    """Rows to compare with a reference before the bulk."""
+    preflight_against: str = "transformers"
+    shard: str | None = None
+    """``i/n``: compute every n-th file of rows, beside other processes."""
+    min_free_gib: float = 1.0
+    """Stop before less than this is left free on the disk, in GiB."""
+    ignore_space: bool = False
+    """Begin although the estimate does not fit."""
+    check_content: bool = False
+    """On going on, read finished rows whole and compare them with their hashes."""
+
+
+@dataclass(frozen=True)
+class ConvertConfig:
+    """Rows of one format to another one."""
+
+    source: Path
+    output_dir: Path
+    format: str
+    source_format: str | None = None
+    """What the source is in; only needed where that cannot be seen."""
+    layer_ids: tuple[int, ...] | None = None
+    """The states to keep, in ``layer_convention``; all of them when not given."""
+    layer_convention: str | None = None
+    source_layer_ids: tuple[int, ...] | None = None
+    """What the source holds, where it has no manifest; in ``source_layer_convention``."""
+    source_layer_convention: str | None = None
+    model: str | None = None
+    """The model of the states: for its final norm, and to prove what a source without manifest holds."""
+    prove: int = 2
+    """Rows of a source without manifest to recompute."""
+    rows_per_file: int = 1000
+    store_dtype: str = "auto"
+    """auto: as in the source."""
+    vocab: Path | None = None
+    min_free_gib: float = 1.0
+    ignore_space: bool = False
+    trust_remote_code: bool = False
 
 
 @dataclass(frozen=True)

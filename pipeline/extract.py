@@ -1,4 +1,4 @@
-"""Token ids to hidden states, one durable file a row.
+"""Token ids to hidden states, in any of the formats.
 
 What is finished is decided by what lies on disk and passes its check, so a killed run is
 continued by the same command.
@@ -8,24 +8,35 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from pipeline import manifest
-from pipeline.atomic import clear_leftovers, sync_folder
+from pipeline import disk, duration, manifest, run_history
+from pipeline.bad_rows import BadRow, BadRows, refuse_too_many
 from pipeline.config import ExtractConfig
 from pipeline.content_checks import fault_of_states
 from pipeline.engines import Engine, EngineOptions, check_engine, max_tokens, open_engine
-from pipeline.formats import DamagedRow, StateRow
-from pipeline.formats.hs_safetensors import FOLDER, check_row, row_indices, row_path, write_row
+from pipeline.final_norm import FinalNorm
+from pipeline.finishing import finish_formats, vocabulary_of
+from pipeline.formats import StateRow, Wanted, float8
+from pipeline.formats.registry import NORMED, RESIDUAL, Format, get_format, recognised
+from pipeline.formats.sidecars import check_datasets_installed
+from pipeline.formats.stores import Claim, RowStore
 from pipeline.layers import LayerIds, resolve
-from pipeline.lock import exclusive
+from pipeline.lock import shared
 from pipeline.model_info import ModelInfo, read_model, refuse_missing_weights, refuse_remote_code, sha256_file
+from pipeline.preflight import check_options, choose, preflight
 from pipeline.prepared import PreparedFile
 from pipeline.progress import StageProgress, console, stage_progress
+from pipeline.row_set import RowSet, Survey
+from pipeline.shard import Shard, parse_shard
+from pipeline.writing import writing
 from shims.errors import SpecshimError, UsageError
 
+_NAMED = 10
+"""Rows named one by one; the rest is counted."""
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+STORE_DTYPES = (*DTYPES, float8.NAME)
 
 
 @dataclass(frozen=True)
@@ -39,15 +50,51 @@ class Job:
     row_limit: int
     """Tokens kept per row."""
     dtype: str
+    """Computed in."""
+    store_dtype: str
+    """Stored in."""
+    format: Format
+    shard: Shard
+
+    @property
+    def last_state(self) -> str:
+        """What is stored of the last state: R_n, or N where the format wants that."""
+        return RESIDUAL if RESIDUAL in self.format.last_states else NORMED
+
+    @property
+    def row_bytes(self) -> disk.RowSize:
+        """What a row takes on disk."""
+        return disk.RowSize(len(self.layers.ids), self.model.hidden_size, self.store_dtype)
 
     def header(self, index: int) -> dict[str, str]:
         """Strings in a row's file that tell whose it is."""
-        return {
+        header = {
             "row": str(index),
             "layer_ids": " ".join(map(str, self.layers.ids)),
             "layer_convention": self.layers.convention,
             "model_fingerprint": self.model.fingerprint,
         }
+        return header if self.last_state == RESIDUAL else header | {"last_state": self.last_state}
+
+    def rows(self, store: RowStore | None = None) -> RowSet:
+        """The rows in the output folder."""
+        suffix = "" if self.shard.alone else f"-{self.shard.number}-of-{self.shard.of}"
+        return RowSet(
+            data=self.data,
+            row_limit=self.row_limit,
+            store=store or self.open_store(),
+            bad=BadRows(self.config.output_dir, suffix),
+            wanted=Wanted(len(self.layers.ids), self.model.hidden_size, self.store_dtype),
+            header=self.header,
+        )
+
+    def open_store(self) -> RowStore:
+        """The output folder's rows."""
+        return self.format.open(self.config.output_dir, self.config.rows_per_file)
+
+    def owns(self, index: int) -> bool:
+        """Whether this process computes row ``index``."""
+        return self.shard.owns(index, self.config.rows_per_file if self.format.many_rows_per_file else 1)
 
 
 @dataclass
@@ -60,15 +107,20 @@ class Extracted:
     """Rows longer than the limit, stored with ids and mask cut the same way."""
     kept_rows: int = 0
     """Found finished on disk."""
+    computed_rows: int = 0
     redone_rows: int = 0
     """Found damaged on disk and computed again."""
+    bad_rows: int = 0
+    """Left out, because their states cannot be right; those of earlier runs included."""
+    complete: bool = False
+    """Whether every row of the data is there (or left out); else other shards are not done."""
     seconds: float = 0.0
     """Computing time, without loading the model."""
     computed_tokens: int = 0
 
     def counts(self) -> dict[str, int]:
         """The numbers for the manifest: the data's, not this run's."""
-        return {"rows": self.rows, "tokens": self.tokens, "cut_rows": self.cut_rows}
+        return {"rows": self.rows, "tokens": self.tokens, "cut_rows": self.cut_rows, "bad_rows": self.bad_rows}
 
 
 def plan_job(config: ExtractConfig) -> Job:
@@ -78,6 +130,7 @@ def plan_job(config: ExtractConfig) -> Job:
         UsageError: naming the flag, or the file and line.
     """
     _check_numbers(config)
+    form = get_format(config.format)
     model = read_model(config.model_path)
     refuse_remote_code(model, config.trust_remote_code)
     refuse_missing_weights(model)
@@ -92,7 +145,14 @@ def plan_job(config: ExtractConfig) -> Job:
             source,
             "prepare the data again with this model, or give the model it was prepared with",
         )
-    return Job(config, model, layers, data, max_tokens(config.engine, model, config.max_seq_len), _dtype(config, model))
+    dtype = _dtype(config, model)
+    store_dtype = dtype if config.store_dtype == "auto" else config.store_dtype
+    form.refuse_unfit(layers, model.num_layers, store_dtype)
+    check_datasets_installed(form.name)
+    return Job(
+        config, model, layers, data, max_tokens(config.engine, model, config.max_seq_len), dtype, store_dtype, form,
+        parse_shard(config.shard),
+    )  # fmt: skip
 
 
 def _check_numbers(config: ExtractConfig) -> None:
@@ -100,8 +160,11 @@ def _check_numbers(config: ExtractConfig) -> None:
         ("--batch-size", config.batch_size, 1),
         ("--max-seq-len", config.max_seq_len, 1),
         ("--tp-size", config.tp_size, 1),
+        ("--rows-per-file", config.rows_per_file, 1),
+        ("--max-bad", config.max_bad, 0),
+        ("--min-free-gib", config.min_free_gib, 0),
     ):
-        if value < low:
+        if not value >= low:
             raise UsageError(flag, f"at least {low}", str(value), "give a larger number")
     if not 0 < config.gpu_memory_utilization <= 1:
         raise UsageError(
@@ -112,6 +175,9 @@ def _check_numbers(config: ExtractConfig) -> None:
         )
     if config.dtype not in DTYPES:
         raise UsageError("--dtype", ", ".join(DTYPES), repr(config.dtype), "use one of these")
+    if config.store_dtype not in STORE_DTYPES:
+        raise UsageError("--store-dtype", ", ".join(STORE_DTYPES), repr(config.store_dtype), "use one of these")
+    check_options(config.preflight, config.preflight_against)
 
 
 def _dtype(config: ExtractConfig, model: ModelInfo) -> str:
@@ -130,42 +196,139 @@ def extract(config: ExtractConfig) -> Extracted:
 
     Raises:
         UsageError: an option or input cannot be used; nothing was changed.
+        DiskFull: the space ended; finished rows stay.
         SpecshimError: a batch failed or gave impossible states; finished rows stay.
     """
     job = plan_job(config)
+    mapping = vocabulary_of(config.vocab, job.model.fingerprint)
     _say(job)
-    with exclusive(config.output_dir):
-        record = _settings(job)
-        _refuse_foreign_folder(job, record)
-        result = Extracted()
-        missing = _missing_rows(job, result)
-        if missing:
+    with shared(config.output_dir, job.shard):
+        settings = _settings(job)
+        _refuse_foreign_folder(job, settings)
+        rows = job.rows()
+        result = _survey(job, rows)
+        missing = result.missing
+        done = Extracted(result.rows, result.tokens, result.cut_rows, result.done, redone_rows=len(result.damaged))
+        record = manifest.compose("extract", with_plan=True, **settings)
+        run = None
+        if missing or result.damaged:
+            missing = result.to_compute
+            _say_estimate(job, rows, missing)
             # First of all, so that a stack that cannot do it leaves the folder as it was.
             engine = open_engine(config.engine, _engine_options(job))
             try:
-                _make_row_folder(config)
-                manifest.write(config.output_dir, manifest.compose("extract", with_plan=True, complete=False, **record))
-                with stage_progress("extract", len(missing)) as progress:
-                    for batch in _batches(missing, config.batch_size):
-                        _extract_batch(job, engine, batch, progress)
-                result.seconds, result.computed_tokens = progress.seconds, progress.tokens
+                _preflight(job, rows, engine, missing)
+                run = run_history.begin(config.output_dir, record, engine=config.engine, shard=str(job.shard))
+                _compute(job, rows, engine, missing, run_history.stack_name(record), done)
             finally:
                 engine.close()
-        previous = manifest.read(config.output_dir, "extract")
-        if missing or previous is None or not previous.get("complete"):
-            manifest.write(config.output_dir, _finished(record, result))
-    return result
+        _finish(job, rows, record, run, done, mapping)
+    return done
 
 
-def _make_row_folder(config: ExtractConfig) -> None:
-    folder = config.output_dir / FOLDER
-    folder.mkdir(exist_ok=True)
-    clear_leftovers(folder)
+def _compute(job: Job, rows: RowSet, engine: Engine, missing: Sequence[int], stack: str, done: Extracted) -> None:
+    norm = FinalNorm(job.model, job.config.trust_remote_code) if job.last_state == NORMED else None
+    claim = Claim(len(job.data), job.owns, rows.bad.rows.keys())
+    reserve = int(job.config.min_free_gib * disk.GIB)
+    remaining = job.row_bytes.total(rows.lengths(missing))
+    with (
+        writing(rows.store, claim, job.config.output_dir, lambda: remaining),
+        stage_progress("extract", len(missing)) as progress,
+    ):
+        for batch in _batches(missing, job.config.batch_size):
+            size = job.row_bytes.total(rows.lengths(batch))
+            disk.stop_at_low_water(job.config.output_dir, size, remaining, reserve)
+            _extract_batch(job, rows, engine, batch, progress, stack, norm)
+            rows.store.sync()
+            remaining -= size
+    done.computed_rows, done.seconds, done.computed_tokens = progress.rows, progress.seconds, progress.tokens
 
 
-def _finished(record: dict[str, Any], result: Extracted) -> dict[str, Any]:
-    speed = {"tokens": result.computed_tokens, "seconds": round(result.seconds, 2)}
-    return manifest.compose("extract", with_plan=True, complete=True, counts=result.counts(), speed=speed, **record)
+def _finish(
+    job: Job, rows: RowSet, record: dict[str, Any], run: int | None, done: Extracted, mapping: tuple[Any, Any] | None
+) -> None:
+    """Complete the manifest; the last of several shards, and only that, finds all rows there."""
+    folder = job.config.output_dir
+    rows = job.rows()  # other shards may have listed bad rows meanwhile
+    done.bad_rows = len(rows.bad.rows)
+    done.complete = rows.all_there()
+    previous = manifest.read(folder, "extract")
+    if run is None and previous is not None and (previous.get("complete") or not done.complete):
+        return
+    if run is None and previous is None:
+        run = run_history.begin(folder, record, engine=job.config.engine, shard=str(job.shard))
+    fields: dict[str, Any] = {"counts": done.counts(), "bad_rows": rows.bad.summary(), "complete": done.complete}
+    if done.seconds:
+        fields["speed"] = {"tokens": done.computed_tokens, "seconds": round(done.seconds, 2)}
+    if done.complete:
+        finish_formats(job.format, folder, rows.tokens, rows.bad.indices, record, mapping)
+    facts = {"rows": done.computed_rows, "tokens": done.computed_tokens, "seconds": round(done.seconds, 2)}
+    run_history.end(folder, "extract", run, facts, **fields)
+
+
+def status(config: ExtractConfig) -> Survey:
+    """What of the job lies in the output folder; changes nothing, needs no lock.
+
+    Raises:
+        UsageError: as :func:`extract`.
+    """
+    job = plan_job(config)
+    _refuse_foreign_folder(job, _settings(job))
+    return job.rows().survey(job.owns, content=config.check_content)
+
+
+def _survey(job: Job, rows: RowSet) -> Survey:
+    found = rows.survey(job.owns, content=job.config.check_content)
+    for index, damage in list(found.damaged.items())[:_NAMED]:
+        console.print(f"row {index} is computed again: {damage}", highlight=False, soft_wrap=True)
+    if len(found.damaged) > _NAMED:
+        console.print(f"and {len(found.damaged) - _NAMED} more rows", highlight=False)
+    if found.done:
+        mine = found.done + len(found.bad) + len(found.to_compute)
+        console.print(f"{found.done} of {mine} rows are finished already", highlight=False, soft_wrap=True)
+    if found.bad:
+        console.print(
+            f"{len(found.bad)} rows stay out, their states were bad (bad_rows*.jsonl; delete it to compute them again)",
+            highlight=False,
+            soft_wrap=True,
+        )
+    return found
+
+
+def _preflight(job: Job, rows: RowSet, engine: Engine, missing: Sequence[int]) -> None:
+    if job.config.preflight:
+        preflight(
+            engine,
+            [rows.row(index)[1] for index in choose(missing, job.config.preflight)],
+            model=job.model,
+            layers=job.layers,
+            dtype=job.dtype,
+            against=job.config.preflight_against,
+            trust_remote_code=job.config.trust_remote_code,
+        )
+
+
+def _say_estimate(job: Job, rows: RowSet, missing: Sequence[int]) -> None:
+    """Print what is still to come in bytes and time; refuse what does not fit."""
+    folder = job.config.output_dir
+    lengths = rows.lengths(missing)
+    needed = job.row_bytes.total(lengths)
+    previous = manifest.read(folder, "extract")
+    time = duration.describe(job.model, sum(lengths), job.dtype, job.config.tp_size, previous)
+    free = disk.human(disk.free_bytes(folder))
+    console.print(
+        f"{len(missing)} rows to compute, {sum(lengths)} tokens: {disk.human(needed)} of {free} free; time {time}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    if previous is not None:
+        record = manifest.compose("extract", with_plan=True)
+        for others in run_history.other_stacks(folder, "extract", run_history.stack_name(record)):
+            console.print(f"rows here were computed with {others}; the manifest keeps both", highlight=False)
+    if not job.config.ignore_space:
+        files = -(-len(missing) // job.config.rows_per_file) if job.format.many_rows_per_file else len(missing)
+        reserve = int(job.config.min_free_gib * disk.GIB)
+        disk.refuse_what_does_not_fit(folder, needed, files, reserve, "--ignore-space")
 
 
 def _say(job: Job) -> None:
@@ -178,8 +341,9 @@ def _say(job: Job) -> None:
         highlight=False,
         soft_wrap=True,
     )
+    stored = "" if job.store_dtype == job.dtype else f", stored in {job.store_dtype}"
     console.print(
-        f"dtype {job.dtype} ({'chosen for this machine' if job.config.dtype == 'auto' else 'given'})",
+        f"dtype {job.dtype} ({'chosen for this machine' if job.config.dtype == 'auto' else 'given'}){stored}",
         highlight=False,
         soft_wrap=True,
     )
@@ -203,37 +367,43 @@ def _settings(job: Job) -> dict[str, Any]:
         "model": manifest.describe_model(job.model),
         "engine": job.config.engine,
         "layers": job.layers.as_dict(),
+        "last_state": job.last_state,
         "dtype": job.dtype,
+        "store_dtype": job.store_dtype,
         "max_seq_len": job.config.max_seq_len,
         "row_limit": job.row_limit,
-        "format": "hs_safetensors",
+        "format": job.format.name,
+        "rows_per_file": job.config.rows_per_file if job.format.many_rows_per_file else 1,
         "inputs": {"prepared_data": sha256_file(job.config.prepared_data)},
     }
 
 
-def _refuse_foreign_folder(job: Job, record: Mapping[str, Any]) -> None:
+def _refuse_foreign_folder(job: Job, settings: Mapping[str, Any]) -> None:
     folder = job.config.output_dir
-    if (folder / FOLDER).exists() and not (folder / FOLDER).is_dir():
+    root = folder / job.format.root
+    if root.exists() and not root.is_dir():
         raise UsageError(
-            f"--output-dir {folder}", f"{FOLDER} to be a folder", "a file", "choose another --output-dir, or move it"
+            f"--output-dir {folder}",
+            f"{job.format.root} to be a folder",
+            "a file",
+            "choose another --output-dir, or move it",
         )
     existing = manifest.read(folder, "extract")
     if existing is None:
-        if row_indices(folder):
+        strange = recognised(folder)
+        if strange:
             raise UsageError(
                 f"--output-dir {folder}",
                 f"a new folder, or one with the {manifest.FILE_NAME} of its rows",
-                f"row files without {manifest.FILE_NAME}",
+                f"row files ({strange[0].name}) without {manifest.FILE_NAME}",
                 "choose another --output-dir",
             )
         return
+    compared = ("layers", "last_state", "dtype", "store_dtype", "max_seq_len", "engine", "format", "rows_per_file")
     wanted = {
-        "model.fingerprint": record["model"]["fingerprint"],
-        "layers": record["layers"],
-        "dtype": record["dtype"],
-        "max_seq_len": record["max_seq_len"],
-        "engine": record["engine"],
-        "inputs.prepared_data": record["inputs"]["prepared_data"],
+        "model.fingerprint": settings["model"]["fingerprint"],
+        **{name: settings[name] for name in compared},
+        "inputs.prepared_data": settings["inputs"]["prepared_data"],
     }
     manifest.require_same(
         str(folder / manifest.FILE_NAME),
@@ -241,37 +411,6 @@ def _refuse_foreign_folder(job: Job, record: Mapping[str, Any]) -> None:
         existing,
         "choose another --output-dir, or repeat the command that began this one",
     )
-
-
-def _missing_rows(job: Job, result: Extracted) -> list[int]:
-    """Rows without a good file; fills in the counts of the whole data set."""
-    missing = []
-    for index in range(len(job.data)):
-        row = job.data[index]
-        ids = row.input_ids[: job.row_limit]
-        result.rows += 1
-        result.tokens += len(ids)
-        result.cut_rows += len(ids) < len(row.input_ids)
-        try:
-            check_row(
-                row_path(job.config.output_dir, index),
-                num_layers=len(job.layers.ids),
-                hidden_size=job.model.hidden_size,
-                dtype=job.dtype,
-                metadata=job.header(index),
-                token_ids=ids,
-                loss_mask=row.loss_mask[: job.row_limit],
-            )
-            result.kept_rows += 1
-        except FileNotFoundError:
-            missing.append(index)
-        except DamagedRow as damage:
-            console.print(f"row {index} is computed again: {damage}", highlight=False, soft_wrap=True)
-            result.redone_rows += 1
-            missing.append(index)
-    if result.kept_rows:
-        console.print(f"{result.kept_rows} of {result.rows} rows are finished already", highlight=False, soft_wrap=True)
-    return missing
 
 
 def _engine_options(job: Job) -> EngineOptions:
@@ -292,14 +431,19 @@ def _batches(indices: Sequence[int], size: int) -> list[Sequence[int]]:
     return [indices[start : start + size] for start in range(0, len(indices), size)]
 
 
-def _extract_batch(job: Job, engine: Engine, batch: Sequence[int], progress: StageProgress) -> None:
-    import torch
-
-    rows = [job.data[index] for index in batch]
-    ids = [row.input_ids[: job.row_limit] for row in rows]
-    named = ", ".join(f"{index} (id {row.row_id})" for index, row in zip(batch, rows, strict=True))
+def _extract_batch(
+    job: Job,
+    rows: RowSet,
+    engine: Engine,
+    batch: Sequence[int],
+    progress: StageProgress,
+    stack: str,
+    norm: FinalNorm | None,
+) -> None:
+    contents = [rows.row(index) for index in batch]
+    named = ", ".join(f"{index} (id {row_id})" for index, (row_id, _, _) in zip(batch, contents, strict=True))
     try:
-        states = engine.states(ids)
+        states = engine.states([ids for _, ids, _ in contents])
     except SpecshimError as error:
         raise SpecshimError(
             where=f"rows {named}: {error.where}",
@@ -315,24 +459,41 @@ def _extract_batch(job: Job, engine: Engine, batch: Sequence[int], progress: Sta
             found=f"{type(error).__name__}: {str(error).strip() or 'no message'}",
             next_step="see the traceback above; finished rows are kept, so the same command goes on from here",
         ) from error
-    for index, row, row_ids, row_states in zip(batch, rows, ids, states, strict=True):
+    for index, (row_id, ids, mask), row_states in zip(batch, contents, states, strict=True):
         dtype = str(row_states.dtype).removeprefix("torch.")
-        fault = fault_of_states(row_states, len(row_ids), len(job.layers.ids), job.model.hidden_size)
         if dtype != job.dtype:
-            fault = f"states in {dtype}, asked for {job.dtype}"
-        if fault:
             raise SpecshimError(
-                where=f"row {index} (id {row.row_id})",
-                wanted="finite states, one for each token and layer",
-                found=fault,
-                next_step="do not train on this; check the model and dtype, and report the versions in the manifest",
+                f"row {index} (id {row_id})", f"states in {job.dtype}", f"in {dtype}", "report this, with the manifest"
             )
-        stored = StateRow(
-            states=row_states,
-            token_ids=torch.tensor(row_ids, dtype=torch.int64),
-            loss_mask=torch.tensor(row.loss_mask[: job.row_limit], dtype=torch.int64),
-            row_id=row.row_id,
-        )
-        write_row(row_path(job.config.output_dir, index), stored, job.header(index))
-        progress.advance(rows=1, tokens=len(row_ids))
-    sync_folder(job.config.output_dir / FOLDER)
+        fault = fault_of_states(row_states, len(ids), len(job.layers.ids), job.model.hidden_size)
+        if fault:
+            bad = BadRow(index, row_id, fault, ids, mask)
+            if job.config.max_bad:
+                rows.bad.add(bad)
+            refuse_too_many(rows.bad, job.config.max_bad, bad)
+        else:
+            row = stored_row(norm.normed_last(row_states) if norm else row_states, ids, mask, row_id, job.store_dtype)
+            rows.store.write(index, row, job.header(index) | {"stack": stack})
+        progress.advance(rows=1, tokens=len(ids))
+
+
+def stored_row(
+    states: Any, token_ids: Sequence[int], loss_mask: Sequence[int], row_id: str, store_dtype: str
+) -> StateRow:
+    """A row as it is stored.
+
+    Args:
+        states: tensor [T, L, H].
+        store_dtype: ``float32``, ``bfloat16``, ``float16`` or ``float8_e4m3``.
+    """
+    import torch
+
+    row = StateRow(
+        states=states,
+        token_ids=torch.tensor(token_ids, dtype=torch.int64),
+        loss_mask=torch.tensor(loss_mask, dtype=torch.int64),
+        row_id=row_id,
+    )
+    if store_dtype == float8.NAME:
+        return float8.compressed(row)
+    return replace(row, states=states.to(getattr(torch, store_dtype)))

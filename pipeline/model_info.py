@@ -104,10 +104,28 @@ def tensor_names(model: ModelInfo) -> set[str]:
         names |= set(_json_object(index, index.read_bytes()).get("weight_map", {}))
     if not names:
         for file in model.path.glob("*.safetensors"):
-            with file.open("rb") as handle:
-                length = struct.unpack("<Q", handle.read(8).ljust(8, b"\0"))[0]
-                names |= set(_json_object(file, handle.read(min(length, file.stat().st_size))))
+            names |= set(_header_of(file))
     return names - {"__metadata__"}
+
+
+def tensor_shapes(model: ModelInfo) -> dict[str, list[int]]:
+    """Shapes of all tensors in the folder's safetensors files, from their headers; empty without such files.
+
+    Raises:
+        UsageError: a header cannot be read.
+    """
+    shapes: dict[str, list[int]] = {}
+    for file in sorted(model.path.glob("*.safetensors")):
+        for name, entry in _header_of(file).items():
+            if name != "__metadata__" and isinstance(entry, dict):
+                shapes[name] = list(entry.get("shape", []))
+    return shapes
+
+
+def _header_of(file: Path) -> dict[str, Any]:
+    with file.open("rb") as handle:
+        length = struct.unpack("<Q", handle.read(8).ljust(8, b"\0"))[0]
+        return _json_object(file, handle.read(min(length, file.stat().st_size)))
 
 
 def refuse_missing_weights(model: ModelInfo, flag: str = "--model-path") -> None:

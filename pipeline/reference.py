@@ -70,15 +70,21 @@ class Reference:
         states = [self._captured[layer].reshape(len(token_ids), -1).float().cpu() for layer in self._after]
         return torch.stack(states, dim=1), logits.argmax(dim=-1).cpu()
 
-    def next_tokens(self, last_states: Any) -> Any:
-        """Next-token ids int64 [T] from un-normed last states [T, H]: norm, then lm_head."""
+    def normed(self, last_states: Any) -> Any:
+        """N = norm(R_n): float32 [T, H] on the CPU, from un-normed last states [T, H]."""
         with self._torch.no_grad():
-            decoder = self.model.get_decoder()
-            return (
-                self.model.get_output_embeddings()(decoder.norm(last_states.float().to(self._device)))
-                .argmax(dim=-1)
-                .cpu()
-            )
+            return self.model.get_decoder().norm(last_states.float().to(self._device)).float().cpu()
+
+    def next_tokens(self, last_states: Any, *, normed: bool = False) -> Any:
+        """Next-token ids int64 [T] from last states [T, H]: norm (unless ``normed`` already), then lm_head."""
+        states = last_states.float() if normed else self.normed(last_states)
+        with self._torch.no_grad():
+            return self.model.get_output_embeddings()(states.to(self._device)).argmax(dim=-1).cpu()
+
+
+def relative_errors(states: Any, wanted: Any) -> Any:
+    """Norm of the difference over norm of ``wanted``, both [T, L, H]: float32 [L]."""
+    return (states.float() - wanted.float()).norm(dim=(0, 2)) / wanted.float().norm(dim=(0, 2))
 
 
 def _load(model: ModelInfo, trust_remote_code: bool) -> Any:

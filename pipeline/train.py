@@ -11,6 +11,7 @@ from typing import Any
 import shims
 from pipeline import manifest
 from pipeline.config import TrainConfig
+from pipeline.formats.registry import open_rows
 from pipeline.lock import exclusive
 from pipeline.progress import console, stage_progress
 from pipeline.training_data import StateDataset, split_rows
@@ -212,12 +213,13 @@ def _loaders(config: TrainConfig, data: TrainingData, parts: Any) -> tuple[Any, 
     if long_rows:
         console.print(f"{long_rows} rows are longer than {config.max_seq_len} tokens and are cut", highlight=False)
     loaders = []
+    store = open_rows(config.data, data.record)
     for rows, noise in zip(
         split_rows(list(data.lengths), config.val_share, config.seed),
         (parts.noise_class(std=config.noise_std) if config.noise_std else None, None),
         strict=True,
     ):
-        dataset: Any = StateDataset(config.data, rows, [data.lengths[row] for row in rows], parts.align, noise)
+        dataset: Any = StateDataset(store, rows, [data.lengths[row] for row in rows], parts.align, noise)
         sampler = parts.sampler_class(
             batch_max_length=config.max_seq_len, lengths=dataset.lengths, num_replicas=1, rank=0, seed=config.seed
         )

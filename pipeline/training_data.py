@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
-from pipeline.formats.hs_safetensors import read_row, row_path
+from pipeline.formats.stores import RowStore
 
 Item = dict[str, Any]
 
@@ -23,19 +22,19 @@ class StateDataset:
 
     def __init__(
         self,
-        folder: Path,
+        store: RowStore,
         indices: Sequence[int],
         lengths: Sequence[int],
         align: Callable[[Item], Item],
         noise: Callable[[Item], Item] | None = None,
     ) -> None:
-        """Take the rows ``indices`` of ``folder``.
+        """Take the rows ``indices`` of ``store``.
 
         Args:
             lengths: tokens of each of these rows, as stored.
             noise: applied before ``align``; None for validation.
         """
-        self._folder, self._indices, self._align, self._noise = folder, list(indices), align, noise
+        self._store, self._indices, self._align, self._noise = store, list(indices), align, noise
         self.lengths = [length - 1 for length in lengths]
         """Tokens of each item, after the shift."""
 
@@ -45,7 +44,7 @@ class StateDataset:
     def __getitem__(self, position: int) -> Item:
         import torch
 
-        row = read_row(row_path(self._folder, self._indices[position]))
+        row = self._store.read(self._indices[position])
         states = row.states.float()
         tokens = len(row.token_ids)
         item: Item = {

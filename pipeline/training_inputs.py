@@ -9,8 +9,8 @@ from typing import Any
 from pipeline import manifest
 from pipeline.config import TrainConfig
 from pipeline.devices import check_device
-from pipeline.formats import DamagedRow
-from pipeline.formats.hs_safetensors import check_row, read_mask, row_path
+from pipeline.formats import DamagedRow, Wanted
+from pipeline.formats.registry import RESIDUAL, open_rows
 from pipeline.layers import LayerIds
 from pipeline.model_info import ModelInfo, read_model, refuse_remote_code
 from pipeline.progress import console
@@ -63,11 +63,18 @@ def check_inputs(config: TrainConfig) -> TrainingData:
         check_device("--device", config.device)
     if not 0 < config.val_share < 1:
         raise UsageError("--val-share", "a share between 0 and 1", str(config.val_share), "give such a share")
-    record = manifest.require(config.data, "extract", "--data")
+    record = manifest.require_rows(config.data, "--data")
     where = str(config.data / manifest.FILE_NAME)
     if not record.get("complete"):
         raise UsageError(
             where, "a finished extraction", "complete = false", "run the same `specshim extract` again to finish it"
+        )
+    if record.get("last_state", RESIDUAL) != RESIDUAL:
+        raise UsageError(
+            where,
+            "last states before the final norm, which the loss applies itself",
+            f"last_state = {record['last_state']}",
+            "extract in another --format than specforge",
         )
     model = read_model(config.model, "--model")
     refuse_remote_code(model, config.trust_remote_code, "--model")
@@ -114,26 +121,35 @@ def _row_lengths(config: TrainConfig, record: dict[str, Any]) -> dict[int, int]:
     folder = config.data
     lengths: dict[int, int] = {}
     useless = 0
+    store = open_rows(folder, record)
+    left_out = {bad["row"] for bad in record.get("bad_rows", [])}
     for index in range(int(record["counts"]["rows"])):
-        path = row_path(folder, index)
+        if index in left_out:
+            continue
+        wanted = Wanted(
+            num_layers=len(record["layers"]["ids"]),
+            hidden_size=record["model"]["hidden_size"],
+            dtype=record.get("store_dtype", record["dtype"]),
+            header={"model_fingerprint": record["model"]["fingerprint"], "row": str(index)},
+        )
         try:
-            length = check_row(
-                path,
-                num_layers=len(record["layers"]["ids"]),
-                hidden_size=record["model"]["hidden_size"],
-                dtype=record["dtype"],
-                metadata={"model_fingerprint": record["model"]["fingerprint"], "row": str(index)},
-            )
-            # The first token is never predicted, and a long row is cut to the batch.
-            if read_mask(path)[1 : config.max_seq_len + 1].any():
-                lengths[index] = length
-            else:
-                useless += 1
+            length = store.check(index, wanted)
+            _, mask = store.tokens(index)
         except (DamagedRow, FileNotFoundError) as damage:
             reason = "missing" if isinstance(damage, FileNotFoundError) else str(damage)
             raise UsageError(
-                str(path), "a whole row", reason, "run the same `specshim extract` again to repair it"
+                f"row {index} in {store.locate(index)}",
+                "a whole row",
+                reason,
+                "run the same `specshim extract` again to repair it",
             ) from damage
+        # The first token is never predicted, and a long row is cut to the batch.
+        if mask is not None and any(mask[1 : config.max_seq_len + 1]):
+            lengths[index] = length
+        else:
+            useless += 1
+    if left_out:
+        console.print(f"{len(left_out)} rows are left out: their states were bad", highlight=False)
     if len(lengths) < 2:
         raise UsageError(
             f"--data {folder}",

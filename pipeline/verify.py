@@ -5,27 +5,23 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
 from pipeline import manifest
 from pipeline.config import VerifyConfig
-from pipeline.content_checks import fault_of_states
 from pipeline.devices import check_device
-from pipeline.formats import DamagedRow, StateRow
-from pipeline.formats.hs_safetensors import check_row, read_row, row_indices, row_path
+from pipeline.formats import StateRow, float8
+from pipeline.formats.registry import NORMED, RESIDUAL, open_rows
 from pipeline.layers import LayerIds
 from pipeline.model_info import ModelInfo, read_model, refuse_remote_code
 from pipeline.prepared import PreparedFile
 from pipeline.progress import stage_progress
-from pipeline.reference import Reference
+from pipeline.reference import Reference, relative_errors
+from pipeline.thresholds import least_same_next, threshold_of
+from pipeline.verify_files import check_files
 from shims.errors import UsageError
-
-_THRESHOLDS = {"float32": 1e-4}
-# A 30-layer model computed in bfloat16 was right with 2.0e-2 in its last layer; wrong rows are near 1.
-_THRESHOLD_HALF = 4e-2
 
 
 @dataclass(frozen=True)
@@ -39,6 +35,8 @@ class RowError:
     """Norm of the difference over norm of the reference, one per layer column."""
     same_next: float | None
     """Share of positions whose next token, read from the stored last state, is the model's own."""
+    storage: float | None = None
+    """The error that float8 alone makes: that of the reference's own states, stored so."""
 
     @property
     def worst(self) -> float:
@@ -53,6 +51,10 @@ class Verified:
     layers: LayerIds
     rows: int = 0
     tokens: int = 0
+    left_out: int = 0
+    """Rows without states, named as bad in the manifest."""
+    content: bool = False
+    """Whether all states were read."""
     threshold: float = 0.0
     compared: list[RowError] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
@@ -67,9 +69,12 @@ class Verified:
         """The outcome in a line, and how far it reaches."""
         if self.faults:
             return "wrong"
+        out = f"; {self.left_out} rows are left out, their states were bad" if self.left_out else ""
         if self.compared:
-            return f"right: every file is whole, and {len(self.compared)} of {self.rows} rows equal the reference"
-        return "right in structure; the states themselves were not looked at"
+            return f"right: every file is whole, and {len(self.compared)} of {self.rows} rows equal the reference{out}"
+        if self.content:
+            return f"right as far as files tell: every row is what was written; no --model was compared with{out}"
+        return f"right in structure; the states themselves were not looked at{out}"
 
     def as_dict(self) -> dict[str, Any]:
         """For --json."""
@@ -77,6 +82,8 @@ class Verified:
             "ok": not self.faults,
             "rows": self.rows,
             "tokens": self.tokens,
+            "left_out": self.left_out,
+            "content_checked": self.content,
             "layers": self.layers.as_dict(),
             "threshold": self.threshold,
             "worst_relative_error": self.worst,
@@ -87,6 +94,7 @@ class Verified:
                     "tokens": row.tokens,
                     "relative_error": list(row.by_layer),
                     "same_next": row.same_next,
+                    "float8_error": row.storage,
                 }
                 for row in self.compared
             ],
@@ -101,11 +109,14 @@ class Verified:
         for layer in self.layers.ids:
             table.add_column(f"{self.layers.convention} {layer}", justify="right")
         table.add_column("same next token", justify="right")
+        packed = any(row.storage is not None for row in self.compared)
+        if packed:
+            table.add_column("float8 alone", justify="right")
         for row in self.compared:
             cells = [f"{error:.1e}" if error <= self.threshold else f"[red]{error:.1e}[/]" for error in row.by_layer]
-            table.add_row(
-                str(row.index), str(row.tokens), *cells, "" if row.same_next is None else f"{row.same_next:.1%}"
-            )
+            same = "" if row.same_next is None else f"{row.same_next:.1%}"
+            storage = [f"{row.storage:.1e}"] if packed and row.storage is not None else []
+            table.add_row(str(row.index), str(row.tokens), *cells, same, *storage)
         return table
 
 
@@ -116,34 +127,30 @@ def verify(config: VerifyConfig) -> Verified:
         UsageError: the folder, the model or an option cannot be used. Wrong data is no
             exception: it is in ``faults``.
     """
-    record = manifest.require(config.data, "extract", "data folder")
+    record = manifest.require_rows(config.data, "data folder")
     layers = LayerIds(tuple(record["layers"]["ids"]), record["layers"]["convention"])
-    result = Verified(layers)
-    result.threshold = (
-        config.threshold if config.threshold is not None else _THRESHOLDS.get(record["dtype"], _THRESHOLD_HALF)
-    )
+    result = Verified(layers, content=not config.structure_only)
+    result.threshold = config.threshold or threshold_of(record["dtype"], record.get("store_dtype"))
     if config.sample < 1 and not config.structure_only:
         raise UsageError("--sample", "at least 1", str(config.sample), "give a number of rows, or --structure")
     if config.threshold is not None and not 0 < config.threshold < 1:
         raise UsageError("--threshold", "a number between 0 and 1", str(config.threshold), "give such a number")
     check_device("--device", config.device)
-    model = None if config.structure_only else _matching_model(config, record)
+    model = None if config.structure_only or config.model is None else _matching_model(config, config.model, record)
     prepared = (
         PreparedFile(config.prepared, record["model"]["vocab_size"], "--prepared-data") if config.prepared else None
     )
-    good = _check_structure(config.data, record, result, prepared)
-    if model is not None and good:
-        sample = sorted(random.Random(config.seed).sample(good, min(config.sample, len(good))))
+    files = check_files(config.data, record, prepared, content=result.content)
+    result.rows, result.tokens, result.left_out = files.rows, files.tokens, files.left_out
+    result.faults += files.faults
+    if model is not None and files.good:
+        sample = sorted(random.Random(config.seed).sample(files.good, min(config.sample, len(files.good))))
         _compare(config, record, model, sample, result)
     return result
 
 
-def _matching_model(config: VerifyConfig, record: dict[str, Any]) -> ModelInfo:
-    if config.model is None:
-        raise UsageError(
-            "--model", "the model the states came from", "nothing", "give it, or --structure to check the files alone"
-        )
-    model = read_model(config.model, "--model")
+def _matching_model(config: VerifyConfig, path: str, record: dict[str, Any]) -> ModelInfo:
+    model = read_model(path, "--model")
     refuse_remote_code(model, config.trust_remote_code, "--model")
     manifest.require_same(
         str(config.data / manifest.FILE_NAME),
@@ -152,52 +159,6 @@ def _matching_model(config: VerifyConfig, record: dict[str, Any]) -> ModelInfo:
         f"give the model the states were extracted from ({record['model']['path']})",
     )
     return model
-
-
-def _check_structure(
-    folder: Path, record: dict[str, Any], result: Verified, prepared: PreparedFile | None
-) -> list[int]:
-    """Check every file without its states; returns the rows that passed."""
-    if not record.get("complete"):
-        result.faults.append(f"{folder / manifest.FILE_NAME}: the extraction has not finished")
-    found = row_indices(folder)
-    wanted = int((record.get("counts") or {}).get("rows", len(found)))
-    if prepared is not None and len(prepared) != wanted:
-        result.faults.append(f"{prepared.path}: {len(prepared)} rows, the manifest says {wanted}")
-    for index in sorted(set(range(wanted)) - set(found)):
-        result.faults.append(f"{row_path(folder, index)}: missing")
-    for index in sorted(set(found) - set(range(wanted))):
-        result.faults.append(f"{row_path(folder, index)}: beyond the {wanted} rows of the manifest")
-    owner = {
-        "layer_ids": " ".join(map(str, record["layers"]["ids"])),
-        "layer_convention": record["layers"]["convention"],
-        "model_fingerprint": record["model"]["fingerprint"],
-    }
-    good = []
-    for index in found:
-        path = row_path(folder, index)
-        ids = mask = None
-        if prepared is not None and index < len(prepared):
-            # A cut row is a prefix; its length is checked by the extraction's own limit.
-            ids = prepared[index].input_ids[: record["row_limit"]]
-            mask = prepared[index].loss_mask[: record["row_limit"]]
-        try:
-            tokens = check_row(
-                path,
-                num_layers=len(record["layers"]["ids"]),
-                hidden_size=record["model"]["hidden_size"],
-                dtype=record["dtype"],
-                metadata=owner | {"row": str(index)},
-                token_ids=ids,
-                loss_mask=mask,
-            )
-        except DamagedRow as damage:
-            result.faults.append(f"{path}: {damage}")
-            continue
-        good.append(index)
-        result.rows += 1
-        result.tokens += tokens
-    return good
 
 
 def _compare(
@@ -210,26 +171,59 @@ def _compare(
         device=config.device,
         trust_remote_code=config.trust_remote_code,
     )
+    store = open_rows(config.data, record)
     with stage_progress("verify", len(sample)) as progress:
         for index in sample:
-            row = read_row(row_path(config.data, index))
-            fault = fault_of_states(row.states, len(row.token_ids), len(result.layers.ids), model.hidden_size)
-            if fault:
-                result.faults.append(f"row {index}: {fault}")
-                continue
-            error = _row_error(index, row, reference, last=result.layers.native[-1] == model.num_layers)
+            row = store.read(index)
+            error = _row_error(index, row, reference, _Kind.of(record, result.layers, model))
             result.compared.append(error)
             # Not a number is never small enough.
             if not error.worst <= result.threshold:
                 result.faults.append(f"row {index}: relative error {error.worst:.2e} above {result.threshold:g}")
             progress.advance(rows=1, tokens=len(row.token_ids))
+    shares = [(row.same_next, row.tokens) for row in result.compared if row.same_next is not None]
+    if shares:
+        same = sum(share * tokens for share, tokens in shares) / sum(tokens for _, tokens in shares)
+        least = least_same_next(record.get("store_dtype", record["dtype"]))
+        if not same >= least:
+            result.faults.append(
+                f"the last states name the model's own next token at {same:.1%} of the positions, not {least:.0%}: "
+                "another layer, or a norm too many or too few"
+            )
 
 
-def _row_error(index: int, row: StateRow, reference: Reference, last: bool) -> RowError:
+@dataclass(frozen=True)
+class _Kind:
+    """How the states of a data set are stored."""
+
+    last: bool
+    """The last layer is among them."""
+    normed: bool
+    """Its state is N, not R_n."""
+    packed: bool
+    """In float8."""
+
+    @classmethod
+    def of(cls, record: dict[str, Any], layers: LayerIds, model: ModelInfo) -> _Kind:
+        return cls(
+            last=layers.native[-1] == model.num_layers,
+            normed=record.get("last_state", RESIDUAL) == NORMED,
+            packed=record.get("store_dtype") == float8.NAME,
+        )
+
+
+def _row_error(index: int, row: StateRow, reference: Reference, kind: _Kind) -> RowError:
     ids = row.token_ids.tolist()
     wanted, own_next = reference.states(ids)
-    difference = (row.states.float() - wanted).norm(dim=(0, 2)) / wanted.norm(dim=(0, 2))
+    if kind.normed:
+        wanted[:, -1] = reference.normed(wanted[:, -1])
+    difference = relative_errors(row.states, wanted)
     same = None
-    if last:
-        same = float((reference.next_tokens(row.states[:, -1]) == own_next).float().mean())
-    return RowError(index, row.row_id, len(ids), tuple(difference.tolist()), same)
+    if kind.last:
+        named = reference.next_tokens(row.states[:, -1], normed=kind.normed)
+        same = float((named == own_next).float().mean())
+    storage = None
+    if kind.packed:
+        stored = float8.dense(float8.compressed(StateRow(wanted, row.token_ids)))
+        storage = float(relative_errors(stored.states, wanted).max())
+    return RowError(index, row.row_id, len(ids), tuple(difference.tolist()), same, storage)

@@ -93,7 +93,7 @@ def fault_of(d2t: Any, t2d: Any) -> str | None:
     return None
 
 
-def load_mapping(folder: Path, flag: str = "--vocab") -> tuple[Any, Any]:
+def load_mapping(folder: Path, flag: str = "--vocab", fingerprint: str | None = None) -> tuple[Any, Any]:
     """Read and check d2t.npy and t2d.npy; never unpickles.
 
     Raises:

@@ -20,6 +20,7 @@ pytest.importorskip("safetensors")
 from pipeline import extract as extract_module  # noqa: E402
 from pipeline.__main__ import main, spread_lists  # noqa: E402
 from pipeline.formats.hs_safetensors import read_row, row_path  # noqa: E402
+from pipeline.formats.stores import FileStore  # noqa: E402
 from shims.errors import SpecshimError  # noqa: E402
 
 
@@ -372,15 +373,15 @@ def test_a_full_disk_is_said_without_a_traceback(
     place: Workplace, engine: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place.prepare()
-    write_row = extract_module.write_row
+    write = FileStore.write
 
-    def full(path: Path, *arguments: Any) -> int:
-        if path.name == "hs_3.safetensors":
+    def full(self: FileStore, index: int, *arguments: Any) -> int:
+        if index == 3:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return write_row(path, *arguments)
+        return write(self, index, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(extract_module, "write_row", full)
+        patch.setattr(FileStore, "write", full)
         code, message = place.extract()
     assert code == 1 and "Traceback" not in message
     assert_four_parts(message, "No space left on device", "same command")

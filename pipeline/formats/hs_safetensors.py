@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from pipeline.formats import DamagedRow, StateRow, Wanted, float8, safetensors_row
+from pipeline.formats import StateRow, Wanted, float8, safetensors_row
 from shims.direct.rowfile import write_tensors
 
 FOLDER = "hidden_states"
@@ -88,17 +87,15 @@ def read_stored(path: Path) -> StateRow:
         return safetensors_row.decode(file)
 
 
-def read_mask(path: Path) -> Any:
-    """A row's loss mask alone: tensor int64 [T].
+def read_tokens(path: Path) -> tuple[list[int], list[int] | None]:
+    """A row's token ids and loss mask alone.
 
     Raises:
-        DamagedRow: the file cannot be read as a row, or has no mask.
+        DamagedRow: the file cannot be read as a row.
         FileNotFoundError: there is no such file.
     """
     with safetensors_row.opened(path) as file:
-        if safetensors_row.MASK not in file.keys():  # noqa: SIM118  not a dictionary
-            raise DamagedRow("no loss_mask in it")
-        return file.get_tensor(safetensors_row.MASK)
+        return safetensors_row.tokens(file)
 
 
 def row_indices(folder: Path) -> list[int]:

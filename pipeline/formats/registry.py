@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from pipeline.formats import hs_safetensors, shards, sidecars, specforge, speculators_pt
+from pipeline.formats import float8, hs_safetensors, shards, sidecars, specforge, speculators_pt
 from pipeline.formats.safetensors_row import encode as encode_safetensors
 from pipeline.formats.sidecars import Summary
 from pipeline.formats.stores import FileStore, Layout, RowStore
+from pipeline.layers import LayerIds
 from shims.errors import UsageError
 
+_FOUR = 4
 RESIDUAL, NORMED = "residual", "normed"
 """What the last state is: R_n, before the final norm, or N = norm(R_n). See docs/layer_ids.md."""
 
@@ -38,23 +41,65 @@ class Format:
     finish: Callable[[Path, Summary], None] = lambda folder, summary: None
     """Write what lies beside the rows, once all of them are there."""
 
+    check_sidecars: Callable[[Path, Sequence[int], RowStore], list[str]] = lambda folder, rows, store: []
+    """(folder, whole rows, store) -> what is wrong with the files beside the rows."""
+
+    def refuse_unfit(self, layers: LayerIds, num_layers: int, store_dtype: str, flag: str = "--format") -> None:
+        """Stop before anything is computed that this format cannot hold, or its readers would misread.
+
+        Args:
+            layers: the states to store.
+            num_layers: decoder layers of the model.
+            store_dtype: what they are stored in.
+
+        Raises:
+            UsageError: the format cannot hold them.
+        """
+        where = f"{flag} {self.name}"
+        if store_dtype == float8.NAME and not self.float8:
+            raise UsageError(
+                where,
+                f"a --store-dtype that {self.readers} reads",
+                store_dtype,
+                f"use {', '.join(item.name for item in _ALL if item.float8)}, and convert when you train",
+            )
+        if self.four_states and len(layers.ids) != _FOUR:
+            raise UsageError(
+                where, "three auxiliary states and the last one", f"layers {layers}", "give four --layer-ids"
+            )
+        last = layers.native[-1]
+        if (self.four_states or self.last_states == (NORMED,)) and last != num_layers:
+            raise UsageError(
+                where,
+                f"the state after the last of {num_layers} layers as the last one (native {num_layers})",
+                f"layers {layers} = native {' '.join(map(str, layers.native))}",
+                "give --layer-ids that end with it",
+            )
+
 
 _HS = Layout(
     relative_path=lambda index: Path(hs_safetensors.FOLDER) / f"hs_{index}.safetensors",
     pattern=f"{hs_safetensors.FOLDER}/hs_*.safetensors",
     encode=encode_safetensors,
     read=hs_safetensors.read_stored,
+    tokens=hs_safetensors.read_tokens,
     check=hs_safetensors.check_file,
     write=hs_safetensors.write_row,
 )
 _PT = Layout(
-    speculators_pt.relative_path, "data_*.pt", speculators_pt.encode, speculators_pt.read, speculators_pt.check
+    relative_path=speculators_pt.relative_path,
+    pattern="data_*.pt",
+    encode=speculators_pt.encode,
+    read=speculators_pt.read,
+    tokens=speculators_pt.read_tokens,
+    check=speculators_pt.check,
 )
 _FORGE = Layout(
     relative_path=specforge.relative_path,
     pattern="rows_*/data_*.ckpt*",
     encode=specforge.encode,
     read=specforge.read,
+    tokens=specforge.read_tokens,
     check=specforge.check,
 )
 
@@ -85,6 +130,7 @@ _ALL = (
         root="",
         four_states=True,
         finish=sidecars.speculators_03,
+        check_sidecars=sidecars.no_strangers,
     ),
     Format(
         "speculators-0.4",
@@ -93,6 +139,7 @@ _ALL = (
         root="",
         four_states=True,
         finish=sidecars.speculators_04,
+        check_sidecars=sidecars.check_lengths,
     ),
     Format(
         "speculators-0.5",
@@ -101,6 +148,7 @@ _ALL = (
         root=hs_safetensors.FOLDER,
         four_states=True,
         finish=sidecars.speculators_05,
+        check_sidecars=sidecars.check_table,
     ),
     Format(
         "speculators-0.8",
@@ -109,6 +157,7 @@ _ALL = (
         root=hs_safetensors.FOLDER,
         four_states=True,
         finish=sidecars.speculators_08,
+        check_sidecars=sidecars.check_table,
     ),
     Format(
         "specforge",
@@ -132,6 +181,19 @@ def get_format(name: str, flag: str = "--format") -> Format:
     if name not in FORMATS:
         raise UsageError(flag, ", ".join(FORMATS), repr(name), "use one of these")
     return FORMATS[name]
+
+
+def open_rows(folder: Path, record: Mapping[str, Any]) -> RowStore:
+    """The rows of a folder that a manifest describes.
+
+    Args:
+        record: the manifest of `extract` or `convert`.
+
+    Raises:
+        UsageError: it names a format that this version does not know.
+    """
+    form = get_format(record.get("format", DEFAULT), f"{folder}/manifest.json, format")
+    return form.open(folder, record.get("rows_per_file", shards.ROWS_PER_FILE))
 
 
 def recognised(folder: Path) -> list[Format]:

@@ -108,6 +108,19 @@ def decode(file: Any) -> StateRow:
         raise DamagedRow(f"{type(error).__name__}: {error}") from error
 
 
+def tokens(file: Any) -> tuple[list[int], list[int] | None]:
+    """Token ids and loss mask of an opened row, without its states.
+
+    Raises:
+        DamagedRow: it is no row.
+    """
+    names = set(file.keys())
+    try:
+        return file.get_tensor(IDS).tolist(), file.get_tensor(MASK).tolist() if MASK in names else None
+    except Exception as error:
+        raise DamagedRow(f"{type(error).__name__}: {error}") from error
+
+
 def opened(path: Path) -> Any:
     """Open a row's file; nothing but the header is read.
 

@@ -101,6 +101,12 @@ class ShardStore:
         with path.open("rb") as handle:
             return safetensors_row.decode(View(handle, offset, size))
 
+    def tokens(self, index: int) -> tuple[list[int], list[int] | None]:
+        """See :class:`pipeline.formats.stores.RowStore`."""
+        path, (offset, size) = self._find(index)
+        with path.open("rb") as handle:
+            return safetensors_row.tokens(View(handle, offset, size))
+
     def indices(self) -> list[int]:
         """See :class:`pipeline.formats.stores.RowStore`."""
         found: set[int] = set()

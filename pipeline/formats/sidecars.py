@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 from pipeline.atomic import sync_folder, write_bytes, write_text
 from pipeline.formats import torch_files
 from pipeline.formats.arrays import npy_bytes
+from pipeline.formats.stores import RowStore
 from shims.errors import UsageError
 
 
@@ -70,6 +71,41 @@ def specforge(folder: Path, summary: Summary) -> None:
         d2t, t2d = (torch.from_numpy(array) for array in summary.mapping)
         content = torch_files.to_bytes({"d2t": d2t, "t2d": t2d})
         write_bytes(folder / "vocab_mapping" / "vocab_mapping.pt", content)
+
+
+def no_strangers(folder: Path, rows: Sequence[int], store: RowStore) -> list[str]:
+    """Files that a trainer would take for samples, because their names end in "pt"."""
+    samples = {store.locate(index) for index in store.indices()}
+    others = [path for path in folder.rglob("*pt") if path.is_file() and path not in samples]
+    return [f"{path}: would be read as a sample, because its name ends in pt" for path in sorted(others)]
+
+
+def check_lengths(folder: Path, rows: Sequence[int], store: RowStore) -> list[str]:
+    """The same, and sample_lengths.json against the rows."""
+    faults = no_strangers(folder, rows, store)
+    path = folder / "sample_lengths.json"
+    try:
+        stated = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        return [*faults, f"{path}: {type(error).__name__}: {error}"]
+    found = {str(index): len(store.tokens(index)[0]) for index in rows}
+    return faults if stated == found else [*faults, f"{path}: other rows or lengths than the files have"]
+
+
+def check_table(folder: Path, rows: Sequence[int], store: RowStore) -> list[str]:
+    """The Arrow table against the rows: the trainer drops a row whose token ids differ, with a warning."""
+    datasets = _datasets()
+    try:
+        table = datasets.load_from_disk(str(folder)).with_format(None)
+    except Exception as error:  # noqa: BLE001  whatever the library cannot read is a fault of the folder
+        return [f"{folder}: no Arrow table ({type(error).__name__}: {error})"]
+    faults = []
+    for index in rows:
+        ids, mask = store.tokens(index)
+        row = table[index] if index < len(table) else {}
+        if row != {"input_ids": ids, "loss_mask": mask, "seq_len": len(ids)}:
+            faults.append(f"{folder}: row {index} of the Arrow table is not what its file says")
+    return faults
 
 
 def _write_mapping(folder: Path, summary: Summary, d2t_name: str, t2d_name: str) -> None:

@@ -62,6 +62,17 @@ def read(path: Path) -> StateRow:
     return StateRow(states, ids, mask, str(header.get("row_id", "")), None, header)
 
 
+def read_tokens(path: Path) -> tuple[list[int], list[int]]:
+    """A row's token ids and loss mask alone.
+
+    Raises:
+        DamagedRow: the file cannot be read as a row.
+        FileNotFoundError: there is no such file.
+    """
+    row = read(path)
+    return row.token_ids.tolist(), row.loss_mask.tolist()
+
+
 def check(path: Path, wanted: Wanted) -> int:
     """Check one row.
 

@@ -42,6 +42,17 @@ def read(path: Path) -> StateRow:
     return StateRow(torch.stack(layers, dim=1), row.token_ids, row.loss_mask, row.row_id, None, row.header)
 
 
+def read_tokens(path: Path) -> tuple[list[int], list[int]]:
+    """A row's token ids and loss mask alone.
+
+    Raises:
+        DamagedRow: the file cannot be read as a row.
+        FileNotFoundError: there is no such file.
+    """
+    _, row = _read_parts(path)
+    return row.token_ids.tolist(), row.loss_mask.tolist()
+
+
 def check(path: Path, wanted: Wanted) -> int:
     """Check one row; its states stay on the disk unless their content is asked for.
 

@@ -48,6 +48,10 @@ class RowStore(Protocol):
         """The row, states as stored. Raises like :meth:`check`."""
         ...
 
+    def tokens(self, index: int) -> tuple[list[int], list[int] | None]:
+        """The row's token ids and its loss mask (None where it has none), without its states. Raises like check."""
+        ...
+
     def indices(self) -> list[int]:
         """Indices of the rows that are there, damaged or not, ascending."""
         ...
@@ -79,6 +83,7 @@ class Layout:
     encode: Callable[[StateRow, Mapping[str, str]], bytes]
     read: Callable[[Path], StateRow]
     """States as stored."""
+    tokens: Callable[[Path], tuple[list[int], list[int] | None]]
     check: Callable[[Path, Wanted], int]
     write: Callable[[Path, StateRow, Mapping[str, str]], int] | None = None
     """Write a row's file in one step, where that can be done without `encode`'s copies."""
@@ -106,6 +111,10 @@ class FileStore:
     def read_stored(self, index: int) -> StateRow:
         """See :class:`RowStore`."""
         return self._layout.read(self._present(index))
+
+    def tokens(self, index: int) -> tuple[list[int], list[int] | None]:
+        """See :class:`RowStore`."""
+        return self._layout.tokens(self._present(index))
 
     def indices(self) -> list[int]:
         """See :class:`RowStore`."""

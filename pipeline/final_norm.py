@@ -1,0 +1,70 @@
+"""The model's own final norm, alone: it turns R_n into the N that SpecForge stores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipeline.model_info import ModelInfo
+from shims.errors import SpecshimError
+
+_NAMES = ("norm", "final_layernorm", "ln_f")
+
+
+class FinalNorm:
+    """N = norm(R_n), by the module that transformers builds for this architecture (a Gemma adds 1 to its weights)."""
+
+    def __init__(self, model: ModelInfo, trust_remote_code: bool) -> None:
+        """Load the norm's tensors, and nothing else of the model.
+
+        Raises:
+            SpecshimError: the norm cannot be found in the model or among its safetensors.
+        """
+        import torch
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        config = AutoConfig.from_pretrained(str(model.path), trust_remote_code=trust_remote_code)
+        with torch.device("meta"):
+            whole: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+        decoder = whole.get_decoder()
+        found = [
+            (name, module) for name, module in decoder.named_children() if name in ("norm", "final_layernorm", "ln_f")
+        ]
+        if len(found) != 1:
+            children = ", ".join(name for name, _ in decoder.named_children())
+            raise self._missing(model, f"a {type(decoder).__name__} of {children}")
+        name, self._module = found[0]
+        self._module.to_empty(device="cpu")
+        self._module.load_state_dict(self._tensors(model, name, list(self._module.state_dict())))
+        self._module.float().eval()
+
+    def _tensors(self, model: ModelInfo, norm: str, wanted: list[str]) -> dict[str, Any]:
+        from safetensors import safe_open
+
+        tensors = {}
+        for file in sorted(model.path.glob("*.safetensors")):
+            with safe_open(file, framework="pt") as opened:
+                for name in opened.keys():  # noqa: SIM118  not a dictionary
+                    parts = name.split(".")
+                    # Directly below the decoder: a layer's own norms have their number in front.
+                    if parts[-2:-1] == [norm] and parts[-1] in wanted and not any(part.isdecimal() for part in parts):
+                        tensors[parts[-1]] = opened.get_tensor(name)
+        if set(wanted) - set(tensors):
+            raise self._missing(model, f"no tensor {norm}.{', '.join(sorted(set(wanted) - set(tensors)))}")
+        return tensors
+
+    @staticmethod
+    def _missing(model: ModelInfo, found: str) -> SpecshimError:
+        return SpecshimError(
+            str(model.path),
+            "the final norm of a decoder, with its weights in safetensors",
+            found,
+            "choose a format that stores the last state before the norm",
+        )
+
+    def normed_last(self, states: Any) -> Any:
+        """``states`` [T, L, H] with the last layer's normed; computed in float32, of the dtype given."""
+        import torch
+
+        with torch.no_grad():
+            last = self._module(states[:, -1].float()).to(states.dtype)
+        return torch.cat([states[:, :-1], last[:, None]], dim=1)

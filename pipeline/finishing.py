@@ -1,0 +1,47 @@
+"""What is written once all rows are there: the files that a trainer looks for beside them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.formats.registry import Format
+from pipeline.formats.sidecars import Summary
+from pipeline.vocab import load_mapping
+
+Tokens = Callable[[], Iterator[tuple[list[int], list[int]]]]
+
+
+def vocabulary_of(folder: Path | None, fingerprint: str) -> tuple[Any, Any] | None:
+    """The mapping of a `specshim vocab` folder, made from the same model's data.
+
+    Raises:
+        UsageError: it cannot be read, or is another model's.
+    """
+    return None if folder is None else load_mapping(folder, fingerprint=fingerprint)
+
+
+def finish_formats(
+    form: Format,
+    folder: Path,
+    tokens: Tokens,
+    absent: set[int],
+    description: Mapping[str, Any],
+    mapping: tuple[Any, Any] | None,
+) -> None:
+    """Write the sidecars of ``form``.
+
+    Args:
+        tokens: (token ids, loss mask) of every row, absent ones included.
+        absent: rows that have no states.
+        description: the manifest.
+    """
+    lengths: dict[int, int] = {}
+    frequency: Counter[int] = Counter()
+    for index, (ids, mask) in enumerate(tokens()):
+        if index not in absent:
+            lengths[index] = len(ids)
+        frequency.update(token for token, bit in zip(ids, mask, strict=True) if bit)
+    form.finish(folder, Summary(lengths, tokens, description, mapping, frequency))

@@ -1,0 +1,77 @@
+"""Which stack computed which rows: a manifest keeps every run, not the last one alone.
+
+A *stack* is the installed versions and the adaptations in force, under a short hash of the two. Each
+row's header names its stack, and the manifest says what the name stands for.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline import manifest
+from pipeline.lock import queued
+
+_LOCK = ".lock-manifest"
+
+
+def stack_name(record: Mapping[str, Any]) -> str:
+    """The short hash of a manifest's ``versions`` and ``plan``."""
+    named = {"versions": record["versions"], "plan": record.get("plan")}
+    return hashlib.sha256(json.dumps(named, sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+
+def begin(folder: Path, record: dict[str, Any], **facts: Any) -> int:
+    """Write the manifest of a run that begins, with the runs before it.
+
+    Args:
+        record: from :func:`pipeline.manifest.compose`.
+        facts: what else to keep of this run, e.g. its shard.
+
+    Returns:
+        The run's place among ``runs``.
+    """
+    with queued(folder / _LOCK):
+        before = manifest.read(folder, record["stage"]) or {}
+        name = stack_name(record)
+        runs = [*before.get("runs", []), {"stack": name, "started": record["created"], **facts}]
+        stacks = before.get("stacks", {}) | {name: {"versions": record["versions"], "plan": record.get("plan")}}
+        kept = {key: before[key] for key in ("counts", "bad_rows", "speed") if key in before}
+        # A run that adds to a finished set (a row was damaged) makes it unfinished until it ends.
+        manifest.write(folder, kept | record | {"complete": False, "stacks": stacks, "runs": runs})
+        return len(runs) - 1
+
+
+def end(folder: Path, stage: str, run: int | None, facts: Mapping[str, Any], **fields: Any) -> None:
+    """Complete the entry of a run, and set ``fields`` of the manifest.
+
+    Args:
+        run: from :func:`begin`; None where this run computed nothing.
+        facts: what the run did.
+    """
+    with queued(folder / _LOCK):
+        record = manifest.require(folder, stage, "folder")
+        if run is not None:
+            ended = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+            record["runs"][run] |= {"ended": ended, **facts}
+        manifest.write(folder, record | fields)
+
+
+def other_stacks(folder: Path, stage: str, current: str) -> list[str]:
+    """In words, the versions of earlier runs that differ from those installed now."""
+    record = manifest.read(folder, stage) or {}
+    installed = manifest.installed_versions()
+    described = []
+    for name, stack in record.get("stacks", {}).items():
+        if name != current:
+            differing = {
+                package: version
+                for package, version in stack.get("versions", {}).items()
+                if installed.get(package) != version
+            }
+            described.append(", ".join(f"{p} {v}" for p, v in differing.items()) or "other adaptations")
+    return described

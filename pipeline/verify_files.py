@@ -1,0 +1,108 @@
+"""Does a folder hold the rows that its manifest promises, whole and unchanged? No model is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipeline import manifest
+from pipeline.content_checks import fault_of_states
+from pipeline.formats import DamagedRow, Wanted
+from pipeline.formats.content import check_content
+from pipeline.formats.registry import RESIDUAL, get_format, open_rows
+from pipeline.prepared import PreparedFile
+from pipeline.progress import StageProgress, stage_progress
+
+
+@dataclass
+class Files:
+    """What was found on disk."""
+
+    rows: int = 0
+    """Rows whose files are right."""
+    tokens: int = 0
+    left_out: int = 0
+    """Rows without states, named as bad in the manifest."""
+    good: list[int] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+
+
+def check_files(folder: Path, record: Mapping[str, Any], prepared: PreparedFile | None, content: bool) -> Files:
+    """Check every row's file; nothing that is found wrong ends the check.
+
+    Args:
+        record: the folder's manifest.
+        prepared: the rows that the states should belong to; None skips that comparison.
+        content: read the states too: their hash, and whether they can be right.
+    """
+    found = Files()
+    if not record.get("complete"):
+        found.faults.append(f"{folder / manifest.FILE_NAME}: the extraction has not finished")
+    store = open_rows(folder, record)
+    try:
+        present = store.indices()
+    except DamagedRow as damage:
+        found.faults.append(str(damage))
+        return found
+    left_out = {bad["row"] for bad in record.get("bad_rows", [])}
+    found.left_out = len(left_out)
+    wanted = int((record.get("counts") or {}).get("rows", len(present)))
+    if prepared is not None and len(prepared) != wanted:
+        found.faults.append(f"{prepared.path}: {len(prepared)} rows, the manifest says {wanted}")
+    for index in sorted(set(range(wanted)) - set(present) - left_out):
+        found.faults.append(f"{_named(store.locate(index), index)}: missing")
+    for index in sorted(set(present) - set(range(wanted))):
+        found.faults.append(f"{_named(store.locate(index), index)}: beyond the {wanted} rows of the manifest")
+    for index in sorted(set(present) & left_out):
+        found.faults.append(f"{_named(store.locate(index), index)}: there, though the manifest calls its states bad")
+    with stage_progress("verify files", len(present)) as progress:
+        for index in present:
+            try:
+                _check_row(store, index, record, prepared, content, found, progress)
+            except (DamagedRow, FileNotFoundError) as damage:
+                found.faults.append(f"{_named(store.locate(index), index)}: {damage}")
+    found.faults += get_format(record.get("format", "hs_safetensors")).check_sidecars(folder, found.good, store)
+    return found
+
+
+def _check_row(
+    store: Any,
+    index: int,
+    record: Mapping[str, Any],
+    prepared: PreparedFile | None,
+    content: bool,
+    found: Files,
+    progress: StageProgress,
+) -> None:
+    owner = {
+        "row": str(index),
+        "layer_ids": " ".join(map(str, record["layers"]["ids"])),
+        "layer_convention": record["layers"]["convention"],
+        "model_fingerprint": record["model"]["fingerprint"],
+    }
+    if record.get("last_state", RESIDUAL) != RESIDUAL:
+        owner["last_state"] = record["last_state"]
+    ids = mask = None
+    if prepared is not None and index < len(prepared):
+        row = prepared[index]
+        ids, mask = row.input_ids[: record.get("row_limit")], row.loss_mask[: record.get("row_limit")]
+    width, hidden = len(record["layers"]["ids"]), record["model"]["hidden_size"]
+    tokens = store.check(index, Wanted(width, hidden, record.get("store_dtype", record["dtype"]), owner, ids, mask))
+    if content:
+        stored = store.read_stored(index)
+        check_content(stored)
+        fault = fault_of_states(
+            store.read(index).states if stored.scale is not None else stored.states, tokens, width, hidden
+        )
+        if fault:
+            raise DamagedRow(fault)
+    found.good.append(index)
+    found.rows += 1
+    found.tokens += tokens
+    progress.advance(rows=1, tokens=tokens)
+
+
+def _named(path: Path, index: int) -> str:
+    return str(path) if str(index) in path.name else f"{path}, row {index}"
