@@ -6,6 +6,7 @@ continued by the same command.
 
 from __future__ import annotations
 
+import itertools
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -427,8 +428,13 @@ def _engine_options(job: Job) -> EngineOptions:
     )
 
 
-def _batches(indices: Sequence[int], size: int) -> list[Sequence[int]]:
-    return [indices[start : start + size] for start in range(0, len(indices), size)]
+def _batches(indices: Sequence[int], size: int) -> list[list[int]]:
+    """Rows in groups of at most ``size``.
+
+    The groups are cut at multiples of ``size``, so that rows meet the same rows in a batch however often the run was
+    interrupted: the shape of a batch can decide the last bit of a state.
+    """
+    return [list(group) for _, group in itertools.groupby(indices, key=lambda index: index // size)]
 
 
 def _extract_batch(

@@ -15,7 +15,7 @@ from pipeline.formats import DamagedRow, StateRow, Wanted, torch_files, torch_ro
 
 ROWS_PER_FOLDER = 2000
 AUXILIARY = 3
-_LARGEST = 1 << 36
+_LARGEST = 1 << 34
 """Bytes that a compressed row may unpack to."""
 
 

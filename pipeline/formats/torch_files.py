@@ -11,6 +11,8 @@ from typing import Any
 
 from pipeline.formats import DamagedRow
 
+_PIECE = 1 << 24
+
 
 def to_bytes(content: Any) -> bytes:
     """What ``torch.save`` writes; equal contents are equal bytes."""
@@ -53,15 +55,18 @@ def unzipped(path: Path, limit: int) -> bytes:
         FileNotFoundError: there is no such file.
     """
     try:
+        content = bytearray()
         with gzip.open(path, "rb") as handle:
-            content = handle.read(limit + 1)
+            # In pieces: asked for everything, the library reserves all that it may become.
+            while len(content) <= limit and (piece := handle.read(_PIECE)):
+                content += piece
     except (OSError, EOFError, zlib.error) as error:
         if isinstance(error, FileNotFoundError):
             raise
         raise DamagedRow(f"{type(error).__name__}: {error}") from error
     if len(content) > limit:
         raise DamagedRow(f"more than {limit} bytes in a file of {path.stat().st_size}")
-    return content
+    return bytes(content)
 
 
 def _told(read: Callable[[], Any]) -> Any:
