@@ -212,3 +212,37 @@ def docs(session: nox.Session) -> None:
     """Write the generated pages from the data (`-- --check`: fail if one is stale)."""
     install_self(session, *READERS)
     session.run("python", "-m", "contract_tests.docs", *session.posargs)
+
+
+# The releases whose readers differ, each with what it allows itself.
+TRAINERS = {
+    "0.4.0.1": ("torch==2.10.0", "transformers==4.57.6", "datasets==4.6.0", "numpy<=2.4.2"),
+    "0.5.0": ("torch==2.11.0", "transformers==4.57.6", "datasets==4.8.4", "numpy<=2.4.2"),
+    "0.7.0": ("torch==2.13.0", "transformers==5.14.0", "datasets==5.0.0", "numpy<=2.4.6"),
+    "0.9.0": ("torch==2.13.0", "transformers==5.19.0", "datasets==5.1.0", "hs-connectors==0.9.0"),
+}
+
+
+@nox.session(name="live-formats", python=interpreter(TESTED), reuse_venv=True)
+@nox.parametrize("trainer", [nox.param(version, id=version) for version in TRAINERS])
+def live_formats(session: nox.Session, trainer: str) -> None:
+    """Our data sets, read by the dataset classes of speculators 0.4.0.1, 0.5.0, 0.7.0 and 0.9.0.
+
+    The environment is removed afterwards, unless `-- --keep` is given.
+    """
+    libraries = ("safetensors", "jinja2", "loguru", "psutil", "pydantic-settings", "tqdm", "openai", "httpx", "aiohttp")
+    session.install(*TRAINERS[trainer], *libraries)
+    session.install("--no-deps", f"speculators=={trainer}")
+    install_self(session)
+    session.run("python", "tests/live_formats.py", env={"OMP_NUM_THREADS": "2", "HF_HUB_OFFLINE": "1"})
+    if "--keep" not in session.posargs:
+        shutil.rmtree(session.virtualenv.location, ignore_errors=True)
+
+
+@nox.session(python=interpreter(TESTED))
+def crash(session: nox.Session) -> None:
+    """At least 200 random kill -9 points over extractions in every format (about 25 minutes on two cores)."""
+    session.install("torch", "transformers>=5,<6", "safetensors", "datasets>=4", "numpy", "jinja2")
+    install_self(session)
+    arguments = session.posargs or ["--points", "210"]
+    session.run("python", "tests/crash.py", *arguments, env={"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"})
