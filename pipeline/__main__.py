@@ -24,6 +24,7 @@ from rich.markup import escape
 
 from pipeline import config as options
 from pipeline.commands import extract_options as storing
+from pipeline.commands import prepare_options as preparing
 from pipeline.commands.convert import convert
 from pipeline.commands.status import lines_of as status_lines
 from shims.errors import SpecshimError, UsageError
@@ -69,30 +70,40 @@ def options_of_all(
 def prepare(
     model_path: ModelPath,
     input: Annotated[
-        Path, typer.Option(help="JSONL, one conversation a line (`messages` or ShareGPT `conversations`).")
+        Path,
+        typer.Option(help="Conversations: JSONL, Parquet, a folder of these, or a saved Hugging Face data set."),
     ],
     output_dir: Annotated[Path, typer.Option(help="Folder for the prepared data.")],
     max_seq_len: MaxSeqLen = options.DEFAULT_MAX_SEQ_LEN,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out unusable rows and list them.")] = False,
     trust_remote_code: TrustRemoteCode = False,
+    split: preparing.Split = None,
+    thinking: preparing.Thinking = "keep",
+    thinking_end: preparing.ThinkingEnd = "</think>",
+    duplicates: preparing.Duplicates = "drop",
+    workers: preparing.Workers = 1,
+    preview: preparing.Preview = 0,
 ) -> None:
     """Tokenize conversations, and mask what the assistant wrote."""
-    from pipeline.prepare import prepare as run
+    from pipeline import prepare as stage
 
-    result = run(options.PrepareConfig(model_path, input, output_dir, max_seq_len, skip_bad, trust_remote_code))
-    for line in result.skipped:
+    config = options.PrepareConfig(
+        model_path, input, output_dir, max_seq_len, skip_bad, trust_remote_code, split, thinking, thinking_end,
+        duplicates, workers,
+    )  # fmt: skip
+    if preview:
+        tokenizer, rows = stage.first_rows(config, preview)
+        for row in rows:
+            shown = preparing.shown(tokenizer, row, _out.is_terminal)
+            _out.print(shown, highlight=False, soft_wrap=True)
+        return
+    result = stage.prepare(config)
+    for line in result.skipped[:10]:
         _err.print(f"skipped {escape(line)}", highlight=False, soft_wrap=True)
-    share = result.trainable_tokens / result.tokens
-    _print(f"{result.rows} rows, {result.tokens} tokens, {share:.0%} of them the assistant's -> {output_dir}")
-    if result.truncated_rows:
-        _print(f"{result.truncated_rows} rows were cut at {max_seq_len} tokens")
-    if result.rewritten_turns:
-        _print(
-            f"{result.rewritten_turns} earlier assistant turns are not trained on: "
-            "the chat template rewrites them once the conversation goes on"
-        )
-    if result.skipped:
-        _print(f"{len(result.skipped)} rows skipped")
+    if len(result.skipped) > 10:
+        _err.print(f"… and more; {output_dir}/manifest.json lists them", highlight=False)
+    for line in preparing.lines_of(result, max_seq_len, output_dir):
+        _print(line)
 
 
 @app.command()

@@ -25,6 +25,16 @@ class PrepareConfig:
     skip_bad: bool = False
     """Leave out rows that cannot be used (and list them) instead of refusing the file."""
     trust_remote_code: bool = False
+    split: str | None = None
+    """Of a saved data set that has several."""
+    thinking: str = "keep"
+    """keep: what the model thinks before an answer is trained on; mask: it is not."""
+    thinking_end: str = "</think>"
+    """What ends the thinking inside a message's content."""
+    duplicates: str = "drop"
+    """Rows whose tokens an earlier row has: drop (and count), keep, or refuse."""
+    workers: int = 1
+    """Processes."""
 
 
 @dataclass(frozen=True)

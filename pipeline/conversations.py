@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,19 @@ def parse_row(text: str, fallback_id: str) -> Conversation:
     Raises:
         RowFault: not JSON, no conversation, an unknown role, content that is not text.
     """
-    row = load_object(text)
+    return conversation_of(load_object(text), fallback_id)
+
+
+def conversation_of(row: Mapping[str, Any], fallback_id: str) -> Conversation:
+    """A conversation from a row of any kind of file.
+
+    Args:
+        row: its fields.
+        fallback_id: used when the row has no ``id``.
+
+    Raises:
+        RowFault: no conversation, an unknown role, content that is not text.
+    """
     key = "messages" if row.get("messages") is not None else "conversations"
     turns = row.get(key)
     if turns is None:
@@ -137,11 +149,19 @@ def _message(turn: Any, index: int) -> Message:
     content = turn.get("content", turn.get("value"))
     if content is None and turn.get("tool_calls"):
         content = ""
+    if isinstance(content, list) and content and all(_is_text_part(part) for part in content):
+        content = "".join(part["text"] for part in content)
     if not isinstance(content, str):
         raise RowFault(f"message {index} ({role}) to have text content", kind_of(content))
     try:
         content.encode("utf-8")
     except UnicodeEncodeError:
         raise RowFault(f"message {index} to be valid Unicode", "an unpaired surrogate escape") from None
-    rest = {key: value for key, value in turn.items() if key not in {"role", "from", "content", "value"}}
+    # Tables have every field in every row; one without a value is no field.
+    rest = {k: v for k, v in turn.items() if k not in {"role", "from", "content", "value"} and v is not None}
     return {"role": _ROLES[role.lower()], "content": content} | rest
+
+
+def _is_text_part(part: Any) -> bool:
+    """One of the parts that a content is given in where pictures may stand between texts."""
+    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)

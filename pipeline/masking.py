@@ -11,6 +11,9 @@ Two ways, in this order:
    template may rewrite earlier turns (thinking blocks are often stripped), and then the
    prefix no longer matches the whole: those turns are left out of the mask, the last one is
    kept, and the row says so. Nothing is searched for by pattern.
+
+What the model thinks before it answers is part of the reply, unless ``thinking`` is ``mask``: then
+the mask begins where two renderings with the same thinking and different answers part.
 """
 
 from __future__ import annotations
@@ -25,7 +28,12 @@ from pipeline.conversations import Message, RowFault
 Render = Callable[[Sequence[Message], bool], str]
 """(messages, add_generation_prompt) -> text; raises RowFault when the template refuses."""
 
-_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+THINKING = ("keep", "mask")
+THINKING_END = "</think>"
+"""Ends the thinking inside a message's content; DeepSeek, Qwen and most others use it."""
+_THINKING_KEYS = ("reasoning_content", "reasoning", "thinking")
+"""Entries of a message that hold the thinking apart from its content."""
+_GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 # Two texts without a common first or last character, so that what they share is the template's.
 _PROBES = ("A probe 1", "Z sonde 2")
 
@@ -40,24 +48,66 @@ class Masked:
     """Assistant turns in the mask."""
     rewritten_turns: int
     """Assistant turns left out because the template rewrote them later."""
+    thinking_turns: int = 0
+    """Turns whose thinking was taken out of the mask."""
 
 
-def mask_conversation(tokenizer: Any, messages: Sequence[Message], tools: Any = None) -> Masked:
+class TemplateRefusal(RowFault):
+    """The chat template raises an error of its own on the whole conversation, e.g. for its order of roles."""
+
+
+def mask_conversation(
+    tokenizer: Any,
+    messages: Sequence[Message],
+    tools: Any = None,
+    thinking: str = "keep",
+    thinking_end: str = THINKING_END,
+) -> Masked:
     """Render, tokenize and mask one conversation.
 
+    Args:
+        thinking: ``keep`` or ``mask``: whether what the model thinks before an answer is trained on.
+        thinking_end: what ends the thinking inside a message's content.
+
     Raises:
-        RowFault: the template refuses the conversation, or no assistant turn can be located.
+        TemplateRefusal: the template refuses the conversation.
+        RowFault: no assistant turn can be located.
     """
-    template = tokenizer.chat_template
-    template = template.get("default", "") if isinstance(template, dict) else template
-    if isinstance(template, str) and _GENERATION.search(template) and tokenizer.is_fast:
-        return _mask_by_template(tokenizer, messages, tools)
 
     def render(part: Sequence[Message], add_generation_prompt: bool) -> str:
         return _render(tokenizer, part, add_generation_prompt, tools)
 
-    text = render(messages, False)
+    try:
+        text = render(messages, False)
+    except RowFault as fault:
+        raise TemplateRefusal(fault.wanted, fault.found) from fault
+    if _marks_replies(tokenizer) and tokenizer.is_fast:
+        masked = _mask_by_template(tokenizer, messages, tools)
+        if thinking == "keep":
+            return masked
+        spans, _ = assistant_spans(render, messages, text, list(tokenizer.all_special_tokens))
+        spans, thought = answers_only(render, messages, text, spans, thinking_end)
+        ids, answers = _tokens_and_mask(tokenizer, text, spans)
+        if ids != masked.input_ids:
+            raise RowFault("the same tokens from the text and from the template", "others")
+        both = [a & b for a, b in zip(masked.loss_mask, answers, strict=True)]
+        return Masked(ids, both, masked.turns, masked.rewritten_turns, thought)
     spans, rewritten = assistant_spans(render, messages, text, list(tokenizer.all_special_tokens))
+    thought = 0
+    if thinking == "mask":
+        spans, thought = answers_only(render, messages, text, spans, thinking_end)
+    ids, mask = _tokens_and_mask(tokenizer, text, spans)
+    return Masked(ids, mask, len(spans), rewritten, thought)
+
+
+def _marks_replies(tokenizer: Any) -> bool:
+    """Whether the chat template marks the assistant's words itself."""
+    template = tokenizer.chat_template
+    template = template.get("default", "") if isinstance(template, dict) else template
+    return isinstance(template, str) and _GENERATION.search(template) is not None
+
+
+def _tokens_and_mask(tokenizer: Any, text: str, spans: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
     if tokenizer.is_fast:
         encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         ids, mask = list(encoded["input_ids"]), mask_from_offsets(text, encoded["offset_mapping"], spans)
@@ -68,7 +118,7 @@ def mask_conversation(tokenizer: Any, messages: Sequence[Message], tools: Any = 
 
         ids = encode(text)
         mask = mask_from_prefixes(text, ids, spans, encode)
-    return Masked(ids, mask, len(spans), rewritten)
+    return ids, mask
 
 
 def _mask_by_template(tokenizer: Any, messages: Sequence[Message], tools: Any) -> Masked:
@@ -143,7 +193,7 @@ def _turn_span(
     shared = _shared(text, done)
     if shared < max(end, start) or end < start:
         return None
-    return start, min(shared, _end_of_turn(done, special_tokens))
+    return start, min(shared, _end_of_turn(render, messages, index, done, end, special_tokens))
 
 
 def _reply_start(render: Render, messages: Sequence[Message], index: int, done: str) -> int | None:
@@ -178,10 +228,66 @@ def _probe(render: Render, messages: Sequence[Message], index: int, content: str
         return None
 
 
-def _end_of_turn(done: str, special_tokens: Sequence[str]) -> int:
-    stripped = done.rstrip()
+def _end_of_turn(
+    render: Render, messages: Sequence[Message], index: int, done: str, end: int, special_tokens: Sequence[str]
+) -> int:
+    """Where the turn ends that has its last word at ``end``: behind the token that ends it.
+
+    Some templates write the next header in any case; that is no part of the turn.
+    """
+    tail = done[end:]
+    begins = end + len(tail) - len(tail.lstrip())
+    ending = [token for token in special_tokens if token and done.startswith(token, begins)]
+    if ending:
+        return begins + max(map(len, ending))
+    try:
+        followed = render([*messages[: index + 1], {"role": "user", "content": _PROBES[0]}], False)
+    except RowFault:
+        followed = done
+    shared = max(end, _shared(done, followed))
+    # What is left ends in a special token (one that does not follow the reply at once), or is the template's own.
+    stripped = done[:shared].rstrip()
     ends_in_special = any(token and stripped.endswith(token) for token in special_tokens)
-    return len(stripped) if ends_in_special else len(done)
+    return max(end, len(stripped)) if ends_in_special else shared
+
+
+def answers_only(
+    render: Render, messages: Sequence[Message], text: str, spans: Sequence[tuple[int, int]], thinking_end: str
+) -> tuple[list[tuple[int, int]], int]:
+    """Take the thinking out of spans.
+
+    Args:
+        spans: from :func:`assistant_spans`.
+        thinking_end: what ends the thinking inside a message's content.
+
+    Returns:
+        The spans from the first character of each answer on, and in how many there was thinking before it.
+    """
+    answers: list[tuple[int, int]] = []
+    thought = 0
+    turns = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+    starts = {_answer_start(render, messages, index, text, thinking_end) for index in turns}
+    for start, end in spans:
+        inside = [place for place in starts if place is not None and start < place <= end]
+        thought += bool(inside)
+        answers.append((min(inside, default=start), end))
+    return answers, thought
+
+
+def _answer_start(render: Render, messages: Sequence[Message], index: int, text: str, thinking_end: str) -> int | None:
+    """Where the answer of a turn begins, behind its thinking; None where that cannot be told."""
+    message = messages[index]
+    content = str(message["content"])
+    kept = ""
+    if thinking_end in content and not any(message.get(key) for key in _THINKING_KEYS):
+        answer = content.rpartition(thinking_end)[2].lstrip()
+        kept = content[: len(content) - len(answer)]
+    try:
+        probes = [render([*messages[:index], dict(message) | {"content": kept + probe}], False) for probe in _PROBES]
+    except RowFault:
+        return None
+    start = _shared(probes[0], probes[1])
+    return start if text[:start] == probes[0][:start] else None
 
 
 def mask_from_offsets(text: str, offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]) -> list[int]:

@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import hashlib
-import io
+import itertools
 import json
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import IO, Any
 
 from pipeline import manifest
 from pipeline.atomic import clear_leftovers, replacing, write_bytes, write_text
 from pipeline.config import PrepareConfig
-from pipeline.conversations import RowFault, numbered_lines, parse_row
+from pipeline.conversation_files import ConversationFiles
+from pipeline.formats.torch_files import to_bytes
 from pipeline.lock import exclusive
-from pipeline.masking import mask_conversation
-from pipeline.model_info import ModelInfo, read_model, refuse_remote_code, sha256_file
+from pipeline.masking import THINKING
+from pipeline.model_info import read_model, refuse_remote_code
 from pipeline.prepared import DATA_NAME
 from pipeline.progress import stage_progress
+from pipeline.row_preparation import Refused, Settings, Tokenized, prepare_row, prepare_rows
+from pipeline.tokenizers import load_tokenizer
 from shims.errors import UsageError
 
 FREQ_NAME = "token_freq.pt"
 METADATA_NAME = "metadata.json"
+DUPLICATES = ("drop", "keep", "refuse")
+_LISTED = 1000
+"""Rows left out that the manifest lists; all are counted."""
+_THINKING_WORDS = {
+    "keep": "thinking is trained on, where the chat template keeps it",
+    "mask": "thinking is not trained on",
+}
 
 
 @dataclass
@@ -35,10 +45,19 @@ class Prepared:
     truncated_rows: int = 0
     rewritten_turns: int = 0
     """Assistant turns left out of the mask because the chat template rewrites them later."""
+    thinking_turns: int = 0
+    """Assistant turns whose thinking is not trained on."""
+    duplicate_rows: int = 0
+    """Rows whose tokens an earlier row has."""
+    refused_by_template: int = 0
+    """Rows left out because the chat template refuses them, e.g. their order of roles."""
+    unusable_rows: int = 0
+    """Rows left out because they are no conversation, or have nothing to train on (only with skip_bad)."""
     skipped: list[str] = field(default_factory=list)
-    """``file:line: reason`` of every row left out (only with skip_bad)."""
+    """``file:line: reason`` of the first rows left out."""
     frequency: Counter[int] = field(default_factory=Counter)
     """Token id -> occurrences among trainable tokens."""
+    thinking: str = _THINKING_WORDS["keep"]
 
     def counts(self) -> dict[str, int]:
         """The numbers for manifest and metadata."""
@@ -48,37 +67,11 @@ class Prepared:
             "trainable_tokens": self.trainable_tokens,
             "truncated_rows": self.truncated_rows,
             "rewritten_turns": self.rewritten_turns,
-            "skipped_rows": len(self.skipped),
+            "thinking_turns": self.thinking_turns,
+            "duplicate_rows": self.duplicate_rows,
+            "refused_by_template": self.refused_by_template,
+            "skipped_rows": self.refused_by_template + self.unusable_rows,
         }
-
-
-def load_tokenizer(model: ModelInfo, trust_remote_code: bool) -> Any:
-    """The model's tokenizer, with a chat template.
-
-    Raises:
-        UsageError: no tokenizer, or one without a chat template.
-    """
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(str(model.path), trust_remote_code=trust_remote_code)
-    except Exception as error:
-        raise UsageError(
-            f"--model-path {model.path}",
-            "a folder with a tokenizer",
-            " ".join(f"{type(error).__name__}: {error}".split()),
-            "read the Python files it brings, then add --trust-remote-code"
-            if "trust_remote_code" in str(error)
-            else "complete the folder",
-        ) from error
-    if not tokenizer.chat_template:
-        raise UsageError(
-            f"--model-path {model.path}",
-            "a tokenizer with a chat template",
-            "none in tokenizer_config.json or chat_template.jinja",
-            "use the instruction-tuned variant of the model, or add its chat template",
-        )
-    return tokenizer
 
 
 def prepare(config: PrepareConfig) -> Prepared:
@@ -92,44 +85,40 @@ def prepare(config: PrepareConfig) -> Prepared:
     Raises:
         UsageError: an option, the input file or one of its rows cannot be used.
     """
-    if config.max_seq_len < 2:
-        raise UsageError("--max-seq-len", "at least 2 tokens", str(config.max_seq_len), "give a larger number")
-    if not config.input.is_file():
-        found = "not a regular file" if config.input.exists() else "no such file"
-        raise UsageError(f"--input {config.input}", "a JSONL file of conversations", found, "check the path")
-    model = read_model(config.model_path)
-    refuse_remote_code(model, config.trust_remote_code)
-    tokenizer = load_tokenizer(model, config.trust_remote_code)
+    files, tokenizer, settings, description = _opened(config)
     with exclusive(config.output_dir):
         clear_leftovers(config.output_dir)
-        source_hash = sha256_file(config.input)
+        source_hash = files.fingerprint()
         template_hash = hashlib.sha256(json.dumps(tokenizer.chat_template).encode()).hexdigest()
-        settings = {
-            "model.fingerprint": model.fingerprint,
+        choices: dict[str, Any] = {
             "chat_template_sha256": template_hash,
             "max_seq_len": config.max_seq_len,
-            "inputs.conversations": source_hash,
+            "thinking": config.thinking,
+            "duplicates": config.duplicates,
         }
-        _refuse_foreign_folder(config.output_dir, settings)
-        result = Prepared()
+        compared = {"model.fingerprint": description["fingerprint"], **choices, "inputs.conversations": source_hash}
+        _refuse_foreign_folder(config, compared)
+        result = Prepared(thinking=_THINKING_WORDS[config.thinking])
         # The rows are named last: whoever is killed on the way leaves a folder that the same command completes.
         with replacing(config.output_dir / DATA_NAME, "wb") as sink:
-            data_hash = _write_rows(config, tokenizer, model.vocab_size, sink, result)
-            write_bytes(config.output_dir / FREQ_NAME, _torch_bytes(dict(sorted(result.frequency.items()))))
+            rows = prepare_rows(files.rows(), tokenizer, settings, config.workers)
+            data_hash = _write_rows(config, rows, sink, result)
+            write_bytes(config.output_dir / FREQ_NAME, to_bytes(dict(sorted(result.frequency.items()))))
             metadata = {
                 "model_path": config.model_path,
                 "input": str(config.input),
                 "max_seq_len": config.max_seq_len,
-                "vocab_size": model.vocab_size,
-                "mask": "assistant replies with their end-of-turn token, without headers",
+                "vocab_size": settings.vocab_size,
+                "mask": "assistant replies with their end-of-turn token, without headers; " + result.thinking,
                 **result.counts(),
             }
             write_text(config.output_dir / METADATA_NAME, json.dumps(metadata, indent=2) + "\n")
+            special = sorted({token for token in tokenizer.all_special_ids if 0 <= token < settings.vocab_size})
             record = manifest.compose(
                 "prepare",
-                model=manifest.describe_model(model),
-                chat_template_sha256=template_hash,
-                max_seq_len=config.max_seq_len,
+                model=description,
+                **choices,
+                special_token_ids=special,
                 counts=result.counts(),
                 skipped=result.skipped,
                 inputs={"conversations": source_hash},
@@ -139,7 +128,40 @@ def prepare(config: PrepareConfig) -> Prepared:
     return result
 
 
-def _refuse_foreign_folder(folder: Path, settings: dict[str, Any]) -> None:
+def first_rows(config: PrepareConfig, count: int) -> tuple[Any, Iterator[Tokenized | Refused]]:
+    """The tokenizer, and the first ``count`` rows prepared; nothing is written.
+
+    Raises:
+        UsageError: an option or the input cannot be used.
+    """
+    files, tokenizer, settings, _ = _opened(config)
+    return tokenizer, (prepare_row(raw, tokenizer, settings) for raw in itertools.islice(files.rows(), count))
+
+
+def _opened(config: PrepareConfig) -> tuple[ConversationFiles, Any, Settings, dict[str, Any]]:
+    """Check every option; returns the input, the tokenizer, what decides a row, and the model for the manifest."""
+    for flag, value, low in (("--max-seq-len", config.max_seq_len, 2), ("--workers", config.workers, 1)):
+        if value < low:
+            raise UsageError(flag, f"at least {low}", str(value), "give a larger number")
+    for flag, choice, allowed in (
+        ("--thinking", config.thinking, THINKING),
+        ("--duplicates", config.duplicates, DUPLICATES),
+    ):
+        if choice not in allowed:
+            raise UsageError(flag, ", ".join(allowed), repr(choice), "use one of these")
+    files = ConversationFiles(config.input, config.split)
+    model = read_model(config.model_path)
+    refuse_remote_code(model, config.trust_remote_code)
+    tokenizer = load_tokenizer(str(model.path), config.trust_remote_code)
+    settings = Settings(
+        str(model.path), config.trust_remote_code, model.vocab_size, config.max_seq_len,
+        config.thinking, config.thinking_end,
+    )  # fmt: skip
+    return files, tokenizer, settings, manifest.describe_model(model)
+
+
+def _refuse_foreign_folder(config: PrepareConfig, settings: dict[str, Any]) -> None:
+    folder = config.output_dir
     existing = manifest.read(folder, "prepare")
     if existing is not None:
         manifest.require_same(
@@ -154,61 +176,65 @@ def _refuse_foreign_folder(folder: Path, settings: dict[str, Any]) -> None:
         )
 
 
-def _write_rows(config: PrepareConfig, tokenizer: Any, vocab_size: int, sink: IO[Any], result: Prepared) -> str:
+def _write_rows(config: PrepareConfig, rows: Iterator[Tokenized | Refused], sink: IO[Any], result: Prepared) -> str:
     """Write the rows; returns the sha256 of what was written."""
     digest = hashlib.sha256()
+    seen: set[bytes] = set()
     with stage_progress("prepare", total=None) as progress:
-        for line, text in numbered_lines(config.input):
-            try:
-                row = _prepare_row(config, tokenizer, vocab_size, line, text, result)
-            except RowFault as fault:
-                where = f"{config.input}:{line}"
-                if not config.skip_bad:
-                    raise UsageError(
-                        where, fault.wanted, fault.found, "correct the line, or add --skip-bad to leave such rows out"
-                    ) from fault
-                result.skipped.append(f"{where}: wanted {fault.wanted}, found {fault.found}")
+        for number, row in enumerate(rows, start=1):
+            if isinstance(row, Refused):
+                _leave_out(config, row, result)
                 continue
-            content = (json.dumps(row, separators=(",", ":")) + "\n").encode()
+            if _is_duplicate(config, row, number, seen, result):
+                continue
+            _count(row, result)
+            line = {"id": row.row_id, "input_ids": row.input_ids, "loss_mask": row.loss_mask}
+            content = (json.dumps(line, separators=(",", ":")) + "\n").encode()
             digest.update(content)
             sink.write(content)
-            progress.advance(rows=1, tokens=len(row["input_ids"]))
+            progress.advance(rows=1, tokens=len(row.input_ids))
     if not result.rows:
+        left_out = result.refused_by_template + result.unusable_rows
         raise UsageError(
             f"--input {config.input}",
             "at least one usable conversation",
-            f"{len(result.skipped)} rows, none usable" if result.skipped else "no line with text",
-            f"the first: {result.skipped[0]}" if result.skipped else "give a file with one conversation a line",
+            f"{left_out} rows, none usable" if left_out else "no line with text",
+            f"the first: {result.skipped[0]}" if left_out else "give a file with one conversation a line",
         )
     return digest.hexdigest()
 
 
-def _prepare_row(
-    config: PrepareConfig, tokenizer: Any, vocab_size: int, line: int, text: str, result: Prepared
-) -> dict[str, Any]:
-    conversation = parse_row(text, fallback_id=str(line))
-    masked = mask_conversation(tokenizer, conversation.messages, conversation.tools)
-    ids, mask = masked.input_ids[: config.max_seq_len], masked.loss_mask[: config.max_seq_len]
-    # The first token is never predicted, so a mask on it alone trains nothing.
-    if not any(mask[1:]):
-        raise RowFault(
-            f"an assistant token within the first {config.max_seq_len} tokens",
-            f"none (the conversation has {len(masked.input_ids)} tokens)",
+def _leave_out(config: PrepareConfig, row: Refused, result: Prepared) -> None:
+    if not row.by_template and not config.skip_bad:
+        raise UsageError(row.where, row.wanted, row.found, "correct the row, or add --skip-bad to leave such rows out")
+    result.refused_by_template += row.by_template
+    result.unusable_rows += not row.by_template
+    if len(result.skipped) < _LISTED:
+        result.skipped.append(str(row))
+
+
+def _is_duplicate(config: PrepareConfig, row: Tokenized, number: int, seen: set[bytes], result: Prepared) -> bool:
+    """Count a row whose tokens came before; whether it is left out."""
+    key = hashlib.sha256(repr((row.input_ids, row.loss_mask)).encode()).digest()[:16]
+    if key not in seen:
+        seen.add(key)
+        return False
+    result.duplicate_rows += 1
+    if config.duplicates == "refuse":
+        raise UsageError(
+            f"--input {config.input}, row {number} (id {row.row_id})",
+            "rows that differ",
+            "the tokens of an earlier row",
+            "remove it, or use --duplicates drop or keep",
         )
-    if max(ids) >= vocab_size:
-        raise RowFault(f"token ids below {vocab_size} (vocab_size in config.json)", f"token id {max(ids)}")
+    return config.duplicates == "drop"
+
+
+def _count(row: Tokenized, result: Prepared) -> None:
     result.rows += 1
-    result.tokens += len(ids)
-    result.trainable_tokens += sum(mask)
-    result.truncated_rows += len(ids) < len(masked.input_ids)
-    result.rewritten_turns += masked.rewritten_turns
-    result.frequency.update(token for token, bit in zip(ids, mask, strict=True) if bit)
-    return {"id": conversation.row_id, "input_ids": ids, "loss_mask": mask}
-
-
-def _torch_bytes(value: Any) -> bytes:
-    import torch
-
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    return buffer.getvalue()
+    result.tokens += len(row.input_ids)
+    result.trainable_tokens += sum(row.loss_mask)
+    result.truncated_rows += row.cut
+    result.rewritten_turns += row.rewritten_turns
+    result.thinking_turns += row.thinking_turns
+    result.frequency.update(t for t, bit in zip(row.input_ids, row.loss_mask, strict=True) if bit)
