@@ -111,7 +111,7 @@ def vocab(
     prepared: Annotated[Path, typer.Option(help="Folder written by `prepare`.")],
     draft_vocab_size: Annotated[int, typer.Option(help="Tokens the draft can say.")],
     output_dir: Annotated[
-        Path | None, typer.Option(help="Folder for d2t.npy and t2d.npy (default: the prepared folder).")
+        Path | None, typer.Option(help="Folder for the mapping, d2t and t2d (default: the prepared folder).")
     ] = None,
 ) -> None:
     """Choose the draft's vocabulary: the assistant's most used tokens."""
@@ -119,7 +119,8 @@ def vocab(
 
     result = build_vocab(options.VocabConfig(prepared, draft_vocab_size, output_dir))
     _print(
-        f"{result.draft_vocab_size} of {result.target_vocab_size} tokens ({result.seen} seen, {result.padded} padded), "
+        f"{result.draft_vocab_size} of {result.target_vocab_size} tokens "
+        f"({result.seen} seen, {result.special} special, {result.padded} padded), "
         f"covering {result.coverage:.2%} of the assistant's tokens -> {output_dir or prepared}"
     )
 
@@ -229,7 +230,7 @@ def verify(
 @app.command()
 def train(
     data: Annotated[Path, typer.Option(help="Folder written by `extract`.")],
-    vocab: Annotated[Path, typer.Option(help="Folder with d2t.npy and t2d.npy.")],
+    vocab: Annotated[Path, typer.Option(help="Folder written by `vocab`.")],
     model: Annotated[str, typer.Option(help="The model the states came from (the verifier).")],
     output_dir: Annotated[Path, typer.Option(help="Folder for the draft and the metrics.")],
     epochs: Annotated[int, typer.Option(help="Passes over the data.")] = 3,

@@ -44,7 +44,7 @@ class VocabConfig:
     prepared: Path
     draft_vocab_size: int
     output_dir: Path | None = None
-    """Where d2t.npy and t2d.npy go; the prepared folder when not given."""
+    """Where d2t-{size}.npy and t2d-{size}.npy go; the prepared folder when not given."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ SCHEMA_VERSION = 1
 # What a reader of each stage's manifest counts on.
 _FIELDS = {
     "prepare": ("model", "counts", "inputs"),
-    "vocab": ("model", "draft_vocab_size"),
+    "vocab": ("model", "draft_vocab_size", "outputs"),
     "extract": ("model", "layers", "dtype", "row_limit", "inputs", "complete"),
     "convert": ("model", "layers", "dtype", "inputs", "complete", "counts", "format"),
     "train": ("model", "complete"),

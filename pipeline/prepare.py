@@ -21,7 +21,7 @@ from pipeline.model_info import read_model, refuse_remote_code
 from pipeline.prepared import DATA_NAME
 from pipeline.progress import stage_progress
 from pipeline.row_preparation import Refused, Settings, Tokenized, prepare_row, prepare_rows
-from pipeline.tokenizers import load_tokenizer
+from pipeline.tokenizers import load_tokenizer, special_ids
 from shims.errors import UsageError
 
 FREQ_NAME = "token_freq.pt"
@@ -103,7 +103,8 @@ def prepare(config: PrepareConfig) -> Prepared:
         with replacing(config.output_dir / DATA_NAME, "wb") as sink:
             rows = prepare_rows(files.rows(), tokenizer, settings, config.workers)
             data_hash = _write_rows(config, rows, sink, result)
-            write_bytes(config.output_dir / FREQ_NAME, to_bytes(dict(sorted(result.frequency.items()))))
+            counted = to_bytes(dict(sorted(result.frequency.items())))
+            write_bytes(config.output_dir / FREQ_NAME, counted)
             metadata = {
                 "model_path": config.model_path,
                 "input": str(config.input),
@@ -113,7 +114,7 @@ def prepare(config: PrepareConfig) -> Prepared:
                 **result.counts(),
             }
             write_text(config.output_dir / METADATA_NAME, json.dumps(metadata, indent=2) + "\n")
-            special = sorted({token for token in tokenizer.all_special_ids if 0 <= token < settings.vocab_size})
+            special = [token for token in special_ids(tokenizer) if token < settings.vocab_size]
             record = manifest.compose(
                 "prepare",
                 model=description,
@@ -122,7 +123,7 @@ def prepare(config: PrepareConfig) -> Prepared:
                 counts=result.counts(),
                 skipped=result.skipped,
                 inputs={"conversations": source_hash},
-                outputs={DATA_NAME: data_hash},
+                outputs={DATA_NAME: data_hash, FREQ_NAME: hashlib.sha256(counted).hexdigest()},
             )
             manifest.write(config.output_dir, record)
     return result

@@ -59,3 +59,9 @@ def _check_template(folder: str, tokenizer: Any) -> None:
         ) from error
     except Exception:  # noqa: BLE001
         return  # it may refuse this conversation; that is told row by row
+
+
+def special_ids(tokenizer: Any) -> list[int]:
+    """Ids of all special tokens, ascending: those with a role (end of sequence …), and those only added as special."""
+    added = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return sorted(added | set(tokenizer.all_special_ids))

@@ -14,7 +14,6 @@ from pipeline.formats.registry import RESIDUAL, open_rows
 from pipeline.layers import LayerIds
 from pipeline.model_info import ModelInfo, read_model, refuse_remote_code
 from pipeline.progress import console
-from pipeline.vocab import MANIFEST_NAME as VOCAB_MANIFEST
 from pipeline.vocab import load_mapping
 from shims.errors import UsageError
 
@@ -82,12 +81,7 @@ def check_inputs(config: TrainConfig) -> TrainingData:
     manifest.require_same(where, fingerprint, record, f"give the model of the data ({record['model']['path']})")
     layers = LayerIds(tuple(record["layers"]["ids"]), record["layers"]["convention"])
     _check_layers(where, layers, model)
-    vocabulary = manifest.read(config.vocab, "vocab", VOCAB_MANIFEST)
-    if vocabulary is not None:
-        manifest.require_same(
-            str(config.vocab / VOCAB_MANIFEST), fingerprint, vocabulary, "make the vocabulary from this model's data"
-        )
-    d2t, t2d = load_mapping(config.vocab)
+    d2t, t2d = load_mapping(config.vocab, fingerprint=model.fingerprint)
     if len(t2d) != model.vocab_size:
         raise UsageError(
             f"--vocab {config.vocab}",

@@ -1,30 +1,36 @@
-"""Token counts to a draft vocabulary: d2t.npy and t2d.npy.
+"""Token counts to a draft vocabulary: d2t-{size}.npy and t2d-{size}.npy.
 
 A draft token i stands for target token ``i + d2t[i]``; ``t2d`` marks the target tokens that
 have a draft token. Selection follows speculators: the most frequent trainable tokens, the
-smaller id first among equals, padded with the smallest unseen ids.
+smaller id first among equals, padded with the smallest unseen ids. Before them come the special
+tokens: a draft that cannot say the end of a turn never ends one. The names carry the size, so that a
+mapping of another size is never taken for this one; speculators 0.8 and later name them so, too.
 """
 
 from __future__ import annotations
 
-import io
-from collections.abc import Mapping
+import hashlib
+import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline import manifest
-from pipeline.atomic import write_bytes
+from pipeline.atomic import clear_leftovers, write_bytes
 from pipeline.config import VocabConfig
+from pipeline.formats.arrays import npy_bytes
 from pipeline.lock import exclusive
 from pipeline.model_info import sha256_file
 from pipeline.prepare import FREQ_NAME
 from shims.errors import SpecshimError, UsageError
 
-D2T_NAME = "d2t.npy"
-T2D_NAME = "t2d.npy"
-# prepare's manifest.json lies in the same folder.
-MANIFEST_NAME = "vocab_manifest.json"
+_MANIFEST = re.compile(r"vocab-(\d+)\.json")
+
+
+def names_of(size: int) -> tuple[str, str, str]:
+    """Names of d2t, t2d and their manifest (prepare's manifest.json lies in the same folder)."""
+    return f"d2t-{size}.npy", f"t2d-{size}.npy", f"vocab-{size}.json"
 
 
 @dataclass(frozen=True)
@@ -35,28 +41,37 @@ class VocabResult:
     target_vocab_size: int
     seen: int
     """Distinct trainable tokens in the data."""
+    special: int
+    """Special tokens, kept whether seen or not."""
     padded: int
-    """Unseen ids added to reach the size."""
+    """Unseen ordinary ids added to reach the size."""
     coverage: float
     """Share of the trainable tokens that have a draft token, 0 to 1."""
 
 
-def select_tokens(frequency: Mapping[int, int], draft_vocab_size: int, target_vocab_size: int) -> list[int]:
+def select_tokens(
+    frequency: Mapping[int, int], draft_vocab_size: int, target_vocab_size: int, special: Collection[int] = ()
+) -> list[int]:
     """The target ids of the draft vocabulary, ascending.
 
     Args:
         frequency: token id -> count; ids below ``target_vocab_size``.
+        special: ids that are taken whatever their count.
 
     Raises:
-        ValueError: more draft than target tokens, or an id outside the target vocabulary.
+        ValueError: more draft than target tokens, more special than draft tokens, or an id outside the target
+            vocabulary.
     """
     if not 1 <= draft_vocab_size <= target_vocab_size:
         raise ValueError(f"draft vocabulary of {draft_vocab_size} for a target vocabulary of {target_vocab_size}")
-    if frequency and not 0 <= min(frequency) <= max(frequency) < target_vocab_size:
-        raise ValueError(
-            f"token ids from {min(frequency)} to {max(frequency)}, target vocabulary of {target_vocab_size}"
-        )
-    chosen = sorted(frequency, key=lambda token: (-frequency[token], token))[:draft_vocab_size]
+    named = {*frequency, *special}
+    if named and not 0 <= min(named) <= max(named) < target_vocab_size:
+        raise ValueError(f"token ids from {min(named)} to {max(named)}, target vocabulary of {target_vocab_size}")
+    kept = set(special)
+    if len(kept) > draft_vocab_size:
+        raise ValueError(f"{len(kept)} special tokens for a draft vocabulary of {draft_vocab_size}")
+    used = sorted(frequency.keys() - kept, key=lambda token: (-frequency[token], token))
+    chosen = [*kept, *used[: draft_vocab_size - len(kept)]]
     taken = set(chosen)
     unseen = (token for token in range(target_vocab_size) if token not in taken)
     while len(chosen) < draft_vocab_size:
@@ -93,17 +108,57 @@ def fault_of(d2t: Any, t2d: Any) -> str | None:
     return None
 
 
-def load_mapping(folder: Path, flag: str = "--vocab", fingerprint: str | None = None) -> tuple[Any, Any]:
-    """Read and check d2t.npy and t2d.npy; never unpickles.
+def load_mapping(
+    folder: Path, flag: str = "--vocab", fingerprint: str | None = None, size: int | None = None
+) -> tuple[Any, Any]:
+    """Read and check the mapping in a folder of `specshim vocab`; never unpickles.
+
+    Args:
+        fingerprint: of the model that it has to belong to; None accepts any.
+        size: of the draft vocabulary; None where the folder holds one size only.
+
+    Returns:
+        d2t int64 [draft], t2d bool [target].
 
     Raises:
-        UsageError: a file is missing or unreadable, or the two disagree.
+        UsageError: a file is missing, unreadable, not what was written, another model's, or the two disagree.
     """
-    d2t, t2d = (_load_array(folder / name, flag) for name in (D2T_NAME, T2D_NAME))
+    size = _only_size(folder, flag) if size is None else size
+    d2t_name, t2d_name, manifest_name = names_of(size)
+    record = manifest.require(folder, "vocab", flag, manifest_name)
+    if fingerprint is not None:
+        manifest.require_same(
+            str(folder / manifest_name), {"model.fingerprint": fingerprint}, record, "make it from this model's data"
+        )
+    for name in (d2t_name, t2d_name):
+        found = sha256_file(folder / name) if (folder / name).is_file() else "no such file"
+        stated = record["outputs"].get(name)
+        if found != stated:
+            raise UsageError(
+                str(folder / name), f"sha256 {stated}, as {manifest_name} says", found, "run `specshim vocab` again"
+            )
+    d2t, t2d = (_load_array(folder / name, flag) for name in (d2t_name, t2d_name))
     fault = fault_of(d2t, t2d)
     if fault:
         raise UsageError(f"{flag} {folder}", "i + d2t[i] == nonzero(t2d)[i]", fault, "run `specshim vocab` again")
     return d2t, t2d
+
+
+def _only_size(folder: Path, flag: str) -> int:
+    sizes = sorted(int(found[1]) for path in folder.glob("vocab-*.json") if (found := _MANIFEST.fullmatch(path.name)))
+    if len(sizes) == 1:
+        return sizes[0]
+    strange = sorted(path.name for path in folder.glob("[dt]2[dt]*.npy"))
+    raise UsageError(
+        f"{flag} {folder}",
+        "a folder with one draft vocabulary of `specshim vocab`",
+        f"those of {', '.join(map(str, sizes))} tokens"
+        if sizes
+        else f"{', '.join(strange)} without a manifest that says whose they are"
+        if strange
+        else "none",
+        "keep each size in a folder of its own (`specshim vocab --output-dir`)" if sizes else "run `specshim vocab`",
+    )
 
 
 def _load_array(path: Path, flag: str) -> Any:
@@ -116,7 +171,7 @@ def _load_array(path: Path, flag: str) -> Any:
             f"{flag} {path.parent}",
             f"a readable {path.name}",
             f"{type(error).__name__}: {error}",
-            "run `specshim vocab` first",
+            "run `specshim vocab` again",
         ) from error
 
 
@@ -161,15 +216,24 @@ def build_vocab(config: VocabConfig) -> VocabResult:
             str(config.draft_vocab_size),
             "give a size in that range",
         )
-    frequency = load_frequency(config.prepared / FREQ_NAME)
-    try:
-        chosen = select_tokens(frequency, config.draft_vocab_size, target)
-    except ValueError as error:
+    stated, found = (source.get("outputs") or {}).get(FREQ_NAME), sha256_file(config.prepared / FREQ_NAME)
+    if stated != found:
         raise UsageError(
             str(config.prepared / FREQ_NAME),
-            "counts of this model's tokens",
+            f"sha256 {stated}, as {manifest.FILE_NAME} beside it says",
+            found,
+            "run `specshim prepare` again, in another folder",
+        )
+    frequency = load_frequency(config.prepared / FREQ_NAME)
+    special = source.get("special_token_ids", [])
+    try:
+        chosen = select_tokens(frequency, config.draft_vocab_size, target, special)
+    except ValueError as error:
+        raise UsageError(
+            f"--draft-vocab-size, {config.prepared / FREQ_NAME}",
+            "a size that holds the special tokens, and counts of this model's tokens",
             str(error),
-            "run `specshim prepare` again",
+            "give a larger size, or run `specshim prepare` again",
         ) from error
     d2t, t2d = mapping_arrays(chosen, target)
     fault = fault_of(d2t, t2d)
@@ -181,38 +245,40 @@ def build_vocab(config: VocabConfig) -> VocabResult:
         draft_vocab_size=config.draft_vocab_size,
         target_vocab_size=target,
         seen=len(frequency),
-        padded=max(0, config.draft_vocab_size - len(frequency)),
+        special=len(special),
+        padded=len(covered - frequency.keys() - set(special)),
         coverage=sum(count for token, count in frequency.items() if token in covered) / total if total else 0.0,
     )
     output = config.output_dir or config.prepared
+    d2t_name, t2d_name, manifest_name = names_of(result.draft_vocab_size)
     with exclusive(output):
-        _refuse_foreign_folder(output, source, config.draft_vocab_size)
-        for name, values in ((D2T_NAME, d2t), (T2D_NAME, t2d)):
-            write_bytes(output / name, _npy_bytes(values))
+        clear_leftovers(output)
+        _refuse_foreign_folder(output, source, manifest_name)
+        contents = {d2t_name: npy_bytes(d2t), t2d_name: npy_bytes(t2d)}
+        for name, content in contents.items():
+            write_bytes(output / name, content)
         record = manifest.compose(
             "vocab",
             model=source["model"],
             draft_vocab_size=result.draft_vocab_size,
             target_vocab_size=target,
-            counts={"seen": result.seen, "padded": result.padded, "coverage": round(result.coverage, 6)},
-            inputs={FREQ_NAME: sha256_file(config.prepared / FREQ_NAME)},
+            counts={
+                "seen": result.seen,
+                "special": result.special,
+                "padded": result.padded,
+                "coverage": round(result.coverage, 6),
+            },
+            inputs={FREQ_NAME: found},
+            outputs={name: hashlib.sha256(content).hexdigest() for name, content in contents.items()},
         )
-        manifest.write(output, record, MANIFEST_NAME)
+        manifest.write(output, record, manifest_name)
     return result
 
 
-def _refuse_foreign_folder(folder: Path, source: Mapping[str, Any], draft_vocab_size: int) -> None:
-    existing = manifest.read(folder, "vocab", MANIFEST_NAME)
+def _refuse_foreign_folder(folder: Path, source: Mapping[str, Any], manifest_name: str) -> None:
+    existing = manifest.read(folder, "vocab", manifest_name)
     if existing is not None:
-        wanted = {"model.fingerprint": source["model"]["fingerprint"], "draft_vocab_size": draft_vocab_size}
+        wanted = {"model.fingerprint": source["model"]["fingerprint"]}
         manifest.require_same(
-            str(folder / MANIFEST_NAME), wanted, existing, "choose another --output-dir, or remove the old mapping"
+            str(folder / manifest_name), wanted, existing, "choose another --output-dir, or remove the old mapping"
         )
-
-
-def _npy_bytes(values: Any) -> bytes:
-    import numpy as np
-
-    buffer = io.BytesIO()
-    np.save(buffer, values, allow_pickle=False)
-    return buffer.getvalue()
