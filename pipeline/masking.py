@@ -193,7 +193,9 @@ def _turn_span(
     shared = _shared(text, done)
     if shared < max(end, start) or end < start:
         return None
-    return start, min(shared, _end_of_turn(render, messages, index, done, end, special_tokens))
+    whole = _end_of_turn(render, messages, index, done, end, special_tokens)
+    # Where the turn goes on it may be ended by another token, which the model did not say.
+    return start, whole if shared >= whole else end
 
 
 def _reply_start(render: Render, messages: Sequence[Message], index: int, done: str) -> int | None:
@@ -268,7 +270,8 @@ def answers_only(
     turns = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
     starts = {_answer_start(render, messages, index, text, thinking_end) for index in turns}
     for start, end in spans:
-        inside = [place for place in starts if place is not None and start < place <= end]
+        # White space before an answer is no thinking.
+        inside = [place for place in starts if place is not None and start < place <= end and text[start:place].strip()]
         thought += bool(inside)
         answers.append((min(inside, default=start), end))
     return answers, thought
@@ -286,6 +289,8 @@ def _answer_start(render: Render, messages: Sequence[Message], index: int, text:
         probes = [render([*messages[:index], dict(message) | {"content": kept + probe}], False) for probe in _PROBES]
     except RowFault:
         return None
+    if probes[0] == probes[1]:
+        return None  # the content of this message is not shown, as beside a tool call
     start = _shared(probes[0], probes[1])
     return start if text[:start] == probes[0][:start] else None
 

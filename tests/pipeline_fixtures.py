@@ -28,6 +28,8 @@ class CharTokenizer:
         self._glue = glue_spaces
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
 
+        environment.policies["json.dumps_kwargs"] = {"sort_keys": False}  # as transformers renders it
+
         def refuse(message: str) -> None:
             raise jinja2.TemplateError(message)
 
