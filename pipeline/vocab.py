@@ -166,7 +166,7 @@ def _load_array(path: Path, flag: str) -> Any:
 
     try:
         return np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+    except Exception as error:  # numpy parses the header with Python's own tokenizer, whose errors pass through
         raise UsageError(
             f"{flag} {path.parent}",
             f"a readable {path.name}",

@@ -1,0 +1,129 @@
+"""Every manifest that a stage writes fits the schema in docs, and the docs are what the code says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mini_stack import ROOT
+from pipeline_fixtures import FakeEngine, write_conversations, write_model
+
+jsonschema = pytest.importorskip("jsonschema")
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("safetensors")
+
+from pipeline import extract as extract_module  # noqa: E402
+from pipeline import manifest, run_history  # noqa: E402
+from pipeline.config import ConvertConfig, ExtractConfig, PrepareConfig, VocabConfig  # noqa: E402
+from pipeline.convert import convert  # noqa: E402
+from pipeline.manifest_schema import page, schema  # noqa: E402
+from pipeline.prepare import prepare  # noqa: E402
+from pipeline.vocab import build_vocab  # noqa: E402
+from shims.errors import UsageError  # noqa: E402
+
+
+def test_the_docs_are_fresh() -> None:
+    assert json.loads((ROOT / "docs" / "manifest.schema.json").read_text()) == schema(), (
+        "python -m pipeline.manifest_schema docs"
+    )
+    assert (ROOT / "docs" / "manifest.md").read_text() == page()
+
+
+def test_the_schema_is_one() -> None:
+    jsonschema.Draft202012Validator.check_schema(schema())
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(extract_module, "open_engine", lambda name, options: FakeEngine(options))
+    model = write_model(tmp_path / "model")
+    write_conversations(tmp_path / "conversations.jsonl")
+    prepare(PrepareConfig(str(model), tmp_path / "conversations.jsonl", tmp_path / "prepared"))
+    return tmp_path
+
+
+def config(place: Path, **more: Any) -> ExtractConfig:
+    return ExtractConfig(str(place / "model"), place / "prepared" / "tokenized_data.jsonl", place / "states", **more)
+
+
+def problems(path: Path) -> list[str]:
+    found = jsonschema.Draft202012Validator(schema()).iter_errors(json.loads(path.read_text()))
+    return [f"{'/'.join(map(str, error.absolute_path))}: {error.message}" for error in found]
+
+
+def test_what_every_stage_writes_fits_the_schema(place: Path) -> None:
+    build_vocab(VocabConfig(place / "prepared", 100))
+    extract_module.extract(config(place))
+    convert(ConvertConfig(place / "states", place / "moved", "speculators-0.4"))
+    for path in ("prepared/manifest.json", "prepared/vocab-100.json", "states/manifest.json", "moved/manifest.json"):
+        assert problems(place / path) == [], path
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"stage": "cook"}, "cook"),
+        ({"layers": {"ids": [1], "convention": "before", "native": [2]}}, "before"),
+        ({"complete": "yes"}, "yes"),
+        ({"counts": {}}, "rows"),
+        ({"store_dtype": "int4"}, "int4"),
+    ],
+)
+def test_the_schema_tells_a_wrong_manifest(place: Path, change: dict[str, Any], words: str) -> None:
+    extract_module.extract(config(place))
+    path = place / "states" / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    assert any(words in problem for problem in problems(path))
+
+
+def test_a_resume_on_another_stack_keeps_both_and_each_row_names_its_own(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = FakeEngine
+    monkeypatch.setattr(extract_module, "open_engine", lambda name, options: broken(options, fail_at=4))
+    with pytest.raises(Exception, match="TimeoutError"):
+        extract_module.extract(config(place))
+    before = manifest.require_rows(place / "states", "folder")
+    assert before["complete"] is False and [sorted(run) for run in before["runs"]] == [
+        ["engine", "shard", "stack", "started"]
+    ]
+    monkeypatch.setattr(extract_module, "open_engine", lambda name, options: FakeEngine(options))
+    versions = manifest.installed_versions() | {"vllm": "0.99.0"}
+    monkeypatch.setattr(manifest, "installed_versions", lambda: versions)
+    extract_module.extract(config(place))
+    assert "computed with" in capsys.readouterr().err
+    after = manifest.require_rows(place / "states", "folder")
+    assert len(after["stacks"]) == len(after["runs"]) == 2 and after["complete"]
+    assert [after["stacks"][run["stack"]]["versions"].get("vllm") for run in after["runs"]] == [
+        before["versions"].get("vllm"), "0.99.0",
+    ]  # fmt: skip
+    rows = extract_module.plan_job(config(place)).rows()
+    stacks = [rows.store.read(index).header["stack"] for index in range(6)]
+    assert stacks == [after["runs"][0]["stack"]] * 4 + [after["runs"][1]["stack"]] * 2
+    assert problems(place / "states" / "manifest.json") == []
+
+
+def test_the_next_stage_names_field_wanted_and_found(place: Path) -> None:
+    extract_module.extract(config(place))
+    for change, field in (
+        ({"store_dtype": "bfloat16"}, "store_dtype"),
+        ({"format": "sharded"}, "format"),
+        ({"max_seq_len": 100}, "max_seq_len"),
+        ({"layer_ids": (1, 2, 3, 7)}, "layers"),
+    ):
+        with pytest.raises(UsageError) as caught:
+            extract_module.extract(config(place, **change))
+        assert field in caught.value.wanted and field in caught.value.found
+
+
+def test_a_killed_run_stays_in_the_history(place: Path) -> None:
+    record = manifest.compose("extract", complete=False, model={}, layers={}, dtype="", row_limit=1, inputs={})
+    folder = place / "other"
+    folder.mkdir()
+    assert [run_history.begin(folder, record), run_history.begin(folder, record)] == [0, 1]
+    run_history.end(folder, "extract", 1, {"rows": 3}, complete=True)
+    runs = manifest.require_rows(folder, "folder")["runs"]
+    assert "ended" not in runs[0] and runs[1]["rows"] == 3
