@@ -1,0 +1,308 @@
+"""Conversions change no number that need not change, and refuse what cannot be had from the source."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pipeline_fixtures import FakeEngine, ReferenceEngine, write_conversations, write_model, write_weights
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("safetensors")
+datasets = pytest.importorskip("datasets")
+
+from pipeline import extract as extract_module  # noqa: E402
+from pipeline import manifest  # noqa: E402
+from pipeline.__main__ import main  # noqa: E402
+from pipeline.config import ConvertConfig, ExtractConfig, PrepareConfig, VerifyConfig, VocabConfig  # noqa: E402
+from pipeline.convert import Converted, convert  # noqa: E402
+from pipeline.final_norm import FinalNorm  # noqa: E402
+from pipeline.formats.registry import FORMATS, open_rows  # noqa: E402
+from pipeline.model_info import read_model  # noqa: E402
+from pipeline.prepare import prepare  # noqa: E402
+from pipeline.verify import verify  # noqa: E402
+from pipeline.vocab import build_vocab  # noqa: E402
+from shims.errors import UsageError  # noqa: E402
+
+ROWS = 6
+UNNORMED = sorted(name for name, form in FORMATS.items() if "residual" in form.last_states)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Model, prepared rows, vocabulary and right states, made once; copied for each test."""
+    root = tmp_path_factory.mktemp("made")
+    model = write_model(root / "model", hidden=32)
+    write_weights(model)
+    write_conversations(root / "conversations.jsonl", count=ROWS)
+    prepare(PrepareConfig(str(model), root / "conversations.jsonl", root / "prepared"))
+    build_vocab(VocabConfig(root / "prepared", 64))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(extract_module, "open_engine", lambda name, options: ReferenceEngine(options))
+        base = {"prepared_data": root / "prepared" / "tokenized_data.jsonl", "dtype": "float32"}
+        extract_module.extract(ExtractConfig(str(model), output_dir=root / "states", **base))
+        forge = ExtractConfig(str(model), output_dir=root / "forge", format="specforge", **base)
+        extract_module.extract(forge)
+    return root
+
+
+@pytest.fixture
+def place(made: Path, tmp_path: Path) -> Path:
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    return tmp_path
+
+
+def moved(place: Path, source: str, target: str, form: str, **more: Any) -> Converted:
+    return convert(ConvertConfig(place / source, place / target, form, rows_per_file=4, **more))
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    kinds = {".safetensors", ".tar", ".pt", ".ckpt"}
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.suffix in kinds}
+
+
+@pytest.mark.parametrize("form", UNNORMED)
+def test_there_and_back_is_the_same_files(place: Path, form: str) -> None:
+    there = moved(place, "states", "there", form, vocab=place / "prepared")
+    back = moved(place, "there", "back", "hs_safetensors")
+    assert (there.written, back.written, there.exact, back.exact) == (ROWS, ROWS, True, True)
+    assert content(place / "back") == content(place / "states")
+    found = verify(VerifyConfig(place / "there", str(place / "model"), sample=ROWS))
+    assert not found.faults and found.worst is not None and found.worst < 1e-5
+
+
+def test_normed_rows_move_between_formats_that_hold_them(place: Path) -> None:
+    moved(place, "forge", "there", "sharded")
+    assert not verify(VerifyConfig(place / "there", str(place / "model"), sample=ROWS)).faults
+    moved(place, "there", "back", "specforge")
+    assert content(place / "back") == content(place / "forge")
+
+
+def test_a_conversion_with_the_norm_equals_a_direct_extraction(place: Path) -> None:
+    result = moved(place, "states", "there", "specforge", model=str(place / "model"))
+    assert not result.exact and content(place / "there") == content(place / "forge")
+    assert manifest.require_rows(place / "there", "folder")["exact"] is False
+
+
+def test_what_lies_on_the_other_side_of_the_norm_is_refused(place: Path) -> None:
+    with pytest.raises(UsageError, match="--model"):
+        moved(place, "states", "there", "specforge")
+    for form in UNNORMED:
+        if form != "sharded":
+            with pytest.raises(UsageError, match="cannot be undone"):
+                moved(place, "forge", "there", form, model=str(place / "model"))
+    assert not (place / "there").exists()
+
+
+def test_another_models_norm_is_refused(place: Path) -> None:
+    write_model(place / "other", hidden=32, seed="b")
+    with pytest.raises(UsageError, match=r"model\.fingerprint"):
+        moved(place, "states", "there", "specforge", model=str(place / "other"))
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma"])
+def test_the_final_norm_is_the_models_own(tmp_path: Path, kind: str) -> None:
+    from transformers import AutoModelForCausalLM, GemmaConfig, LlamaConfig
+
+    sizes = {
+        "vocab_size": 40, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 8,
+        "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8,
+    }  # fmt: skip
+    config = (LlamaConfig if kind == "llama" else GemmaConfig)(**sizes)
+    model = AutoModelForCausalLM.from_config(config)
+    torch.nn.init.uniform_(model.get_decoder().norm.weight, 0.2, 5.0)
+    model.save_pretrained(tmp_path)
+    states = torch.randn(5, 4, 16)
+    found = FinalNorm(read_model(str(tmp_path)), trust_remote_code=False).normed_last(states)
+    with torch.no_grad():
+        assert torch.equal(found[:, -1], model.get_decoder().norm(states[:, -1]))
+    assert torch.equal(found[:, :-1], states[:, :-1])
+
+
+# layers
+
+
+def test_the_other_convention_is_another_name_for_the_same_states(place: Path) -> None:
+    result = moved(place, "states", "there", "hs_safetensors", layer_convention="native")
+    assert result.exact
+    record = manifest.require_rows(place / "there", "folder")
+    assert record["layers"] == {"ids": [2, 4, 5, 8], "convention": "native", "native": [2, 4, 5, 8]}
+    rows = [open_rows(place / n, manifest.require_rows(place / n, "folder")).read(0) for n in ("states", "there")]
+    assert torch.equal(rows[0].states, rows[1].states)
+    moved(place, "there", "back", "hs_safetensors", layer_convention="after")
+    assert content(place / "back") == content(place / "states")
+
+
+def test_layers_are_picked_by_their_state_not_by_their_place(place: Path) -> None:
+    result = moved(place, "states", "there", "hs_safetensors", layer_ids=(8, 4), layer_convention="native")
+    assert not result.exact
+    assert not verify(VerifyConfig(place / "there", str(place / "model"), sample=ROWS)).faults
+    before, after = (
+        open_rows(place / n, manifest.require_rows(place / n, "folder")).read(0).states for n in ("states", "there")
+    )
+    assert torch.equal(after, before[:, [1, 3]])
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"layer_ids": (2, 3, 4, 7)}, "native 3 is not among them"),
+        ({"layer_ids": (1, 3, 4, 7), "layer_convention": "native"}, "native 1, 3, 7 is not among them"),
+        ({"layer_convention": "before"}, "after or native"),
+        ({"store_dtype": "int4"}, "--store-dtype"),
+        ({"source_layer_ids": (1,)}, "has a manifest"),
+        ({"rows_per_file": 0}, "--rows-per-file"),
+    ],
+)
+def test_states_that_are_not_there_are_not_made_up(place: Path, more: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        convert(ConvertConfig(place / "states", place / "there", "hs_safetensors", **more))
+    assert words in str(caught.value) and not (place / "there").exists()
+
+
+# folders of other tools
+
+
+def strip(folder: Path) -> None:
+    """Leave what another tool would have written: no manifest, no header of ours."""
+    (folder / "manifest.json").unlink()
+    for path in folder.glob("data_*.pt"):
+        row = torch.load(path, weights_only=True)
+        del row["specshim"]
+        torch.save(row, path)
+
+
+def foreign(place: Path, **more: Any) -> Converted:
+    told = {
+        "source_layer_ids": (1, 3, 4, 7), "source_layer_convention": "after", "model": str(place / "model"),
+    } | more  # fmt: skip
+    return moved(place, "foreign", "there", "hs_safetensors", **told)
+
+
+def test_rows_of_another_tool_are_taken_once_their_layers_are_proved(place: Path) -> None:
+    moved(place, "states", "foreign", "speculators-0.4")
+    strip(place / "foreign")
+    assert foreign(place).written == ROWS
+    assert not verify(VerifyConfig(place / "there", str(place / "model"), sample=ROWS)).faults
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"source_layer_convention": "native"}, "native 2"),
+        ({"source_layer_ids": (2, 3, 4, 7)}, "native 2"),
+        ({"source_layer_ids": None}, "--source-layer-ids"),
+        ({"model": None}, "--model"),
+    ],
+    ids=["convention", "layer", "nothing said", "no model"],
+)
+def test_layers_that_are_others_than_said_are_named(place: Path, more: dict[str, Any], words: str) -> None:
+    moved(place, "states", "foreign", "speculators-0.4")
+    strip(place / "foreign")
+    with pytest.raises(UsageError) as caught:
+        foreign(place, **more)
+    assert words in caught.value.found and not (place / "there").exists()
+
+
+def test_an_arrow_folder_of_another_tool_brings_its_masks(place: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    moved(place, "states", "foreign", "speculators-0.5")
+    (place / "foreign" / "manifest.json").unlink()
+    for path in (place / "foreign" / "hidden_states").iterdir():
+        tensors = load_file(path)
+        save_file({name: tensors[name] for name in ("hidden_states", "token_ids")}, path)
+    assert foreign(place).written == ROWS
+    stores = [open_rows(place / n, manifest.require_rows(place / n, "folder")) for n in ("states", "there")]
+    assert [stores[0].tokens(i) for i in range(ROWS)] == [stores[1].tokens(i) for i in range(ROWS)]
+
+
+# damage, going on, options
+
+
+def test_damage_is_not_carried_on(place: Path) -> None:
+    path = place / "states" / "hidden_states" / "hs_3.safetensors"
+    changed = bytearray(path.read_bytes())
+    changed[-200] ^= 1
+    path.write_bytes(changed)
+    with pytest.raises(UsageError, match="row 3") as caught:
+        moved(place, "states", "there", "speculators-0.4")
+    assert "content hash" in caught.value.found
+    assert not manifest.require_rows(place / "there", "folder")["complete"]
+
+
+def test_a_conversion_goes_on_where_it_stopped(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    moved(place, "states", "whole", "sharded")
+    from pipeline.formats.shards import ShardStore
+
+    write = ShardStore.write
+
+    def stop(self: ShardStore, index: int, *arguments: Any) -> int:
+        if index == 4:
+            raise RuntimeError("killed")
+        return write(self, index, *arguments)
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError):
+        patch.setattr(ShardStore, "write", stop)
+        moved(place, "states", "there", "sharded")
+    again = moved(place, "states", "there", "sharded")
+    assert (again.kept, again.written) == (4, 2) and content(place / "there") == content(place / "whole")
+
+
+def test_float8_moves_unchanged_and_becomes_bfloat16_where_it_must(place: Path) -> None:
+    assert not moved(place, "states", "packed", "hs_safetensors", store_dtype="float8_e4m3").exact
+    assert moved(place, "packed", "there", "sharded").exact
+    moved(place, "there", "back", "hs_safetensors")
+    assert content(place / "back") == content(place / "packed")
+    moved(place, "packed", "plain", "speculators-0.4")
+    record = manifest.require_rows(place / "plain", "folder")
+    assert (record["store_dtype"], record["exact"]) == ("bfloat16", False)
+    found = verify(VerifyConfig(place / "plain", str(place / "model"), sample=ROWS))
+    assert found.worst is not None and 1e-2 < found.worst < 4e-2
+
+
+def test_bad_rows_stay_out_and_keep_their_places(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(_name: str, options: Any) -> FakeEngine:
+        engine = FakeEngine(options)
+        engine._spoil = lambda states: states * 0 if engine.rows_computed == 3 else states
+        return engine
+
+    monkeypatch.setattr(extract_module, "open_engine", make)
+    data = place / "prepared" / "tokenized_data.jsonl"
+    extract_module.extract(ExtractConfig(str(place / "model"), data, place / "holes", dtype="float32", max_bad=1))
+    moved(place, "holes", "there", "speculators-0.5")
+    table = datasets.load_from_disk(str(place / "there")).with_format(None)
+    assert len(table) == ROWS and not (place / "there" / "hidden_states" / "hs_2.safetensors").exists()
+    assert not verify(VerifyConfig(place / "there")).faults
+
+
+def test_an_unfinished_source_is_refused(place: Path) -> None:
+    record = manifest.require_rows(place / "states", "folder")
+    manifest.write(place / "states", record | {"complete": False})
+    with pytest.raises(UsageError, match="finished set"):
+        moved(place, "states", "there", "sharded")
+
+
+def test_the_command_line(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = [
+        "convert",
+        place / "states",
+        "--to",
+        "speculators-0.4",
+        "--output-dir",
+        place / "there",
+        "--layer-ids",
+        1,
+        3,
+        4,
+        7,
+    ]
+    with pytest.raises(SystemExit) as ended:
+        main([str(argument) for argument in given])
+    assert not ended.value.code and "6 of 6 rows written" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        main(["convert", str(place / "states"), "--to", "hdf5", "--output-dir", str(place / "x")])
+    assert ended.value.code == 2 and "hs_safetensors, sharded" in capsys.readouterr().err
