@@ -15,6 +15,9 @@ from pipeline.shard import Shard
 from shims.errors import UsageError
 
 _NAME = ".lock"
+# Held for the moment in which a process takes its locks: another one that takes its own at the same moment
+# would else see what is held for that moment only.
+_ENTRY = ".lock-entry"
 
 
 @contextlib.contextmanager
@@ -26,15 +29,8 @@ def exclusive(folder: Path) -> Iterator[None]:
     Raises:
         UsageError: another process is writing there, or this one cannot.
     """
-    with _open(folder, _NAME) as handle:
-        if not _taken(handle, fcntl.LOCK_EX):
-            raise _in_use(folder, handle, "wait for that run to end, or choose another folder")
-        _sign(handle, "")
-        try:
-            yield
-        except BaseException:
-            _remove_if_untouched(folder)
-            raise
+    with _held(folder, Shard()):
+        yield
 
 
 @contextlib.contextmanager
@@ -44,34 +40,67 @@ def shared(folder: Path, shard: Shard) -> Iterator[None]:
     Raises:
         UsageError: the shard is taken, the whole folder is, or it is being written in other shards.
     """
-    if shard.alone:
-        with exclusive(folder):
+    with _held(folder, shard):
+        yield
+
+
+@contextlib.contextmanager
+def _held(folder: Path, shard: Shard) -> Iterator[None]:
+    try:
+        with contextlib.ExitStack() as files:
+            with _entering(folder):
+                whole = files.enter_context(_open(folder, _NAME))
+                if shard.alone:
+                    _take_whole(folder, whole)
+                else:
+                    own = files.enter_context(_open(folder, f"{_NAME}-{shard.number}-of-{shard.of}"))
+                    _take_shard(folder, shard, whole, own)
             yield
-        return
-    with _open(folder, _NAME) as whole, _open(folder, f"{_NAME}-{shard.number}-of-{shard.of}") as own:
-        split = f"in {shard.of} shards"
-        # Whoever comes first says into how many; it can be said anew only when nobody is there.
-        if _taken(whole, fcntl.LOCK_EX):
-            _sign(whole, split)
-        if not _taken(whole, fcntl.LOCK_SH):
-            raise _in_use(folder, whole, "wait for that run to end, or choose another folder")
-        whole.seek(0)
-        stated = whole.read().strip()
-        if not stated.endswith(split):
-            raise UsageError(
-                where=f"--output-dir {folder}",
-                wanted=f"a folder written {split}",
-                found=f"process {stated or 'unknown'} writes it",
-                next_step="give every process the same n in --shard i/n",
-            )
-        if not _taken(own, fcntl.LOCK_EX):
-            raise _in_use(folder, own, f"give each process a number of its own, 1 to {shard.of}")
-        _sign(own, "")
-        try:
-            yield
-        except BaseException:
-            _remove_if_untouched(folder)
-            raise
+    except BaseException:
+        _remove_if_untouched(folder)
+        raise
+
+
+def _take_whole(folder: Path, whole: IO[str]) -> None:
+    if not _taken(whole, fcntl.LOCK_EX):
+        raise _in_use(folder, whole, "wait for that run to end, or choose another folder")
+    _sign(whole, "")
+
+
+def _take_shard(folder: Path, shard: Shard, whole: IO[str], own: IO[str]) -> None:
+    split = f"in {shard.of} shards"
+    # Whoever comes first says into how many; it can be said anew only when nobody is there.
+    if _taken(whole, fcntl.LOCK_EX):
+        _sign(whole, split)
+    if not _taken(whole, fcntl.LOCK_SH):
+        raise _in_use(folder, whole, "wait for that run to end, or choose another folder")
+    whole.seek(0)
+    stated = whole.read().strip()
+    if not stated.endswith(split):
+        raise UsageError(
+            where=f"--output-dir {folder}",
+            wanted=f"a folder written {split}",
+            found=f"process {stated or 'unknown'} writes it",
+            next_step="give every process the same n in --shard i/n",
+        )
+    if not _taken(own, fcntl.LOCK_EX):
+        raise _in_use(folder, own, f"give each process a number of its own, 1 to {shard.of}")
+    _sign(own, "")
+
+
+@contextlib.contextmanager
+def _entering(folder: Path) -> Iterator[None]:
+    while True:
+        with _open(folder, _ENTRY) as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            # Whoever leaves a refused folder removes its files, this one too: then what is held is nobody's.
+            try:
+                current = os.path.samestat(os.fstat(handle.fileno()), (folder / _ENTRY).stat())
+            except FileNotFoundError:
+                current = False
+            if current:
+                yield
+                return
 
 
 @contextlib.contextmanager
@@ -84,10 +113,14 @@ def queued(file: Path) -> Iterator[None]:
 
 def holder(folder: Path) -> str | None:
     """Who is writing to ``folder`` now; None when nobody is. Changes nothing."""
-    for file in sorted(folder.glob(f"{_NAME}*")):
-        with contextlib.suppress(OSError), file.open(encoding="utf-8") as handle:
-            if not _taken(handle, fcntl.LOCK_SH):
-                return handle.read().strip() or "unknown"
+    if not (folder / _ENTRY).is_file():
+        return None
+    with (folder / _ENTRY).open(encoding="utf-8") as entry:
+        fcntl.flock(entry, fcntl.LOCK_EX)
+        for file in [folder / _NAME, *sorted(folder.glob(f"{_NAME}-*-of-*"))]:
+            with contextlib.suppress(OSError), file.open(encoding="utf-8") as handle:
+                if not _taken(handle, fcntl.LOCK_EX):
+                    return handle.read().strip() or "unknown"
     return None
 
 
@@ -134,10 +167,13 @@ def _open(folder: Path, name: str) -> IO[str]:
 
 
 def _remove_if_untouched(folder: Path) -> None:
-    """A refused run leaves no empty folder behind."""
+    """A refused run leaves no empty folder behind, unless others hold it."""
     with contextlib.suppress(OSError):
-        entries = [entry.name for entry in folder.iterdir()]
-        if entries and all(name.startswith(_NAME) for name in entries):
-            for name in entries:
-                (folder / name).unlink()
-            folder.rmdir()
+        if not all(entry.name.startswith(_NAME) for entry in folder.iterdir()):
+            return
+        with _entering(folder), (folder / _NAME).open(encoding="utf-8") as whole:
+            entries = list(folder.iterdir())
+            if _taken(whole, fcntl.LOCK_EX) and all(entry.name.startswith(_NAME) for entry in entries):
+                for entry in entries:
+                    entry.unlink()
+                folder.rmdir()

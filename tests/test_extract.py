@@ -23,7 +23,7 @@ from pipeline.bad_rows import BadRow, BadRows  # noqa: E402
 from pipeline.config import ExtractConfig, PrepareConfig, VerifyConfig, VocabConfig  # noqa: E402
 from pipeline.extract import Extracted, extract, plan_job, status  # noqa: E402
 from pipeline.formats.registry import FORMATS, open_rows  # noqa: E402
-from pipeline.lock import exclusive, shared  # noqa: E402
+from pipeline.lock import exclusive, holder, shared  # noqa: E402
 from pipeline.preflight import choose  # noqa: E402
 from pipeline.prepare import prepare  # noqa: E402
 from pipeline.shard import Shard, parse_shard  # noqa: E402
@@ -135,6 +135,22 @@ def test_who_may_write_beside_whom(tmp_path: Path) -> None:
         pass
     with exclusive(folder), pytest.raises(UsageError, match="holds its lock"), shared(folder, Shard(1, 2)):
         pass
+
+
+def _enter(folder: Path, number: int, of: int) -> None:
+    for _ in range(50):
+        with shared(folder, Shard(number, of)):
+            pass
+
+
+def test_shards_that_begin_at_the_same_moment_do_not_turn_each_other_away(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=_enter, args=(tmp_path / "states", n, 4)) for n in range(1, 5)]
+    for process in processes:
+        process.start()
+    while any(process.is_alive() for process in processes):
+        holder(tmp_path / "states")
+    assert [process.exitcode for process in processes] == [0] * 4
 
 
 @pytest.mark.parametrize("text", ["", "1", "0/2", "3/2", "a/b", "1/2/3", "-1/2"])
