@@ -26,6 +26,7 @@ from pipeline import config as options
 from pipeline.commands import extract_options as storing
 from pipeline.commands import prepare_options as preparing
 from pipeline.commands.convert import convert
+from pipeline.commands.regenerate import regenerate
 from pipeline.commands.status import lines_of as status_lines
 from shims.errors import SpecshimError, UsageError
 
@@ -189,6 +190,7 @@ def extract(
 
 
 app.command()(convert)
+app.command()(regenerate)
 
 
 @app.command()

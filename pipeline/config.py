@@ -38,6 +38,29 @@ class PrepareConfig:
 
 
 @dataclass(frozen=True)
+class RegenerateConfig:
+    """Questions to conversations in the model's own words."""
+
+    model_path: str
+    input: Path
+    output_dir: Path
+    max_reply_tokens: int = 1024
+    max_model_len: int = 4096
+    """Tokens of a whole conversation."""
+    temperature: float = 0.7
+    top_p: float = 0.95
+    seed: int = 0
+    batch_size: int = 256
+    """Conversations asked at once; those finished are on disk after each batch."""
+    tp_size: int = 1
+    gpu_memory_utilization: float = 0.90
+    dtype: str = "auto"
+    split: str | None = None
+    skip_bad: bool = False
+    trust_remote_code: bool = False
+
+
+@dataclass(frozen=True)
 class VocabConfig:
     """Token counts to a draft vocabulary."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.conversations import Conversation, conversation_of, numbered_lines, parse_row
+from pipeline.conversations import Conversation, conversation_of, load_object, numbered_lines
 from pipeline.model_info import sha256_file
 from shims.errors import UsageError
 
@@ -26,15 +26,17 @@ class RawRow:
     """Its place in the file, from 1; its id where it has none."""
     content: str | Mapping[str, Any]
 
-    def parse(self) -> Conversation:
+    def parse(self, answered: bool = True) -> Conversation:
         """The conversation in it.
+
+        Args:
+            answered: whether it needs a message of the assistant.
 
         Raises:
             RowFault: there is none.
         """
-        if isinstance(self.content, str):
-            return parse_row(self.content, str(self.number))
-        return conversation_of(self.content, str(self.number))
+        row = load_object(self.content) if isinstance(self.content, str) else self.content
+        return conversation_of(row, str(self.number), answered)
 
 
 class ConversationFiles:

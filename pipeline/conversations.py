@@ -78,12 +78,13 @@ def parse_row(text: str, fallback_id: str) -> Conversation:
     return conversation_of(load_object(text), fallback_id)
 
 
-def conversation_of(row: Mapping[str, Any], fallback_id: str) -> Conversation:
+def conversation_of(row: Mapping[str, Any], fallback_id: str, answered: bool = True) -> Conversation:
     """A conversation from a row of any kind of file.
 
     Args:
         row: its fields.
         fallback_id: used when the row has no ``id``.
+        answered: whether it needs a message of the assistant.
 
     Raises:
         RowFault: no conversation, an unknown role, content that is not text.
@@ -99,7 +100,7 @@ def conversation_of(row: Mapping[str, Any], fallback_id: str) -> Conversation:
     if not turns:
         raise RowFault("at least one user and one assistant message", "an empty conversation")
     messages = tuple(_message(turn, index) for index, turn in enumerate(turns))
-    if not any(message["role"] == "assistant" for message in messages):
+    if answered and not any(message["role"] == "assistant" for message in messages):
         raise RowFault("at least one assistant message", f"roles {', '.join(str(m['role']) for m in messages)}")
     row_id = row.get("id", row.get("conversation_id"))
     return Conversation(fallback_id if row_id is None else str(row_id), messages, row.get("tools"))

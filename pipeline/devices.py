@@ -1,4 +1,4 @@
-"""Is there such a device here? Asked before anything is loaded or written."""
+"""Which device, and which dtype on it? Asked before anything is loaded or written."""
 
 from __future__ import annotations
 
@@ -22,3 +22,20 @@ def check_device(flag: str, device: str) -> None:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if wanted.type == "cuda" and (wanted.index or 0) >= count:
         raise UsageError(flag, f"a device of this machine (it has {count} of them)", device, "use cpu, or another one")
+
+
+def computing_dtype(wanted: str, of_model: str) -> str:
+    """The dtype to compute in.
+
+    Args:
+        wanted: as given; ``auto`` lets the machine decide.
+        of_model: what the model's config names.
+    """
+    if wanted != "auto":
+        return wanted
+    try:
+        import torch
+    except ImportError:
+        return of_model
+    # On a CPU float32 is exact, and faster wherever bfloat16 instructions are missing.
+    return of_model if torch.cuda.is_available() else "float32"

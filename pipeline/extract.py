@@ -16,6 +16,7 @@ from pipeline import disk, duration, manifest, run_history
 from pipeline.bad_rows import BadRow, BadRows, refuse_too_many
 from pipeline.config import ExtractConfig
 from pipeline.content_checks import fault_of_states
+from pipeline.devices import computing_dtype
 from pipeline.engines import Engine, EngineOptions, check_engine, max_tokens, open_engine
 from pipeline.final_norm import FinalNorm
 from pipeline.finishing import finish_formats, vocabulary_of
@@ -146,7 +147,7 @@ def plan_job(config: ExtractConfig) -> Job:
             source,
             "prepare the data again with this model, or give the model it was prepared with",
         )
-    dtype = _dtype(config, model)
+    dtype = computing_dtype(config.dtype, model.dtype)
     store_dtype = dtype if config.store_dtype == "auto" else config.store_dtype
     form.refuse_unfit(layers, model.num_layers, store_dtype)
     check_datasets_installed(form.name)
@@ -179,17 +180,6 @@ def _check_numbers(config: ExtractConfig) -> None:
     if config.store_dtype not in STORE_DTYPES:
         raise UsageError("--store-dtype", ", ".join(STORE_DTYPES), repr(config.store_dtype), "use one of these")
     check_options(config.preflight, config.preflight_against)
-
-
-def _dtype(config: ExtractConfig, model: ModelInfo) -> str:
-    if config.dtype != "auto":
-        return config.dtype
-    try:
-        import torch
-    except ImportError:
-        return model.dtype
-    # On a CPU float32 is exact, and faster wherever bfloat16 instructions are missing.
-    return model.dtype if torch.cuda.is_available() else "float32"
 
 
 def extract(config: ExtractConfig) -> Extracted:

@@ -154,6 +154,24 @@ _STAGES: dict[str, tuple[tuple[str, ...], dict[str, Schema]]] = {
             "outputs": _hashes("sha256 of the files written"),
         },
     ),
+    "regenerate": (
+        ("model", "inputs", "complete"),
+        {
+            "model": _MODEL,
+            "dtype": _text("what the model answered in"),
+            "temperature": _number("of sampling", "number"),
+            "top_p": _number("of sampling", "number", maximum=1),
+            "max_reply_tokens": _number("longest reply"),
+            "max_model_len": _number("longest conversation, in tokens"),
+            "seed": {"type": "integer", "description": "each reply's own is derived from it, its row and its turn"},
+            "inputs": _hashes("sha256 of the questions"),
+            "complete": {"type": "boolean", "description": "every question was asked"},
+            "counts": _object("conversations, replies, and what was cut or left out"),
+            "skipped": {"type": "array", "items": {"type": "string"}, "description": "rows left out, and why"},
+            "runs": _RUNS,
+            "stacks": _STACKS,
+        },
+    ),
     "vocab": (
         ("model", "draft_vocab_size", "outputs"),
         {
