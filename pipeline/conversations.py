@@ -132,13 +132,13 @@ def load_object(text: str) -> dict[str, Any]:
 
 
 def kind_of(value: Any) -> str:
-    """What a parsed JSON value is, in words."""
+    """What a parsed value is, in words."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     for kind, words in ((dict, "an object"), (list, "a list"), (str, "a text")):
         if isinstance(value, kind):
             return words
-    return "a number"
+    return "a number" if isinstance(value, (int, float)) else type(value).__name__
 
 
 def _message(turn: Any, index: int) -> Message:

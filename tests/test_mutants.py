@@ -26,3 +26,11 @@ def test_damage_is_refused_in_words(tmp_path: Path, name: str) -> None:
     outcomes, faults = attack(name, found[name], 300, 1, tmp_path)
     assert not faults
     assert outcomes["refused"] > 20
+
+
+def test_a_role_of_bytes_is_told_in_words(tmp_path: Path) -> None:
+    """What a damaged Parquet file once gave."""
+    from pipeline.conversations import RowFault, conversation_of
+
+    with pytest.raises(RowFault, match="bytes"):
+        conversation_of({"messages": [{"role": b"\xff", "content": "x"}]}, "1")
