@@ -146,7 +146,10 @@ def _message(turn: Any, index: int) -> Message:
         raise RowFault(f"message {index} to be an object", kind_of(turn))
     role = turn.get("role", turn.get("from"))
     if not isinstance(role, str) or role.lower() not in _ROLES:
-        raise RowFault(f"message {index} to have a role among {', '.join(sorted(_ROLES))}", json.dumps(role))
+        raise RowFault(
+            f"message {index} to have a role among {', '.join(sorted(_ROLES))}",
+            repr(role) if isinstance(role, str) else kind_of(role),
+        )
     content = turn.get("content", turn.get("value"))
     if content is None and turn.get("tool_calls"):
         content = ""

@@ -71,7 +71,7 @@ class ShardStore:
         self._rows_per_file = _size_in_use(self._folder) or rows_per_file
         self._parts: dict[int, _Part] = {}
         self._scans: dict[Path, tuple[tuple[int, int], Extents]] = {}
-        self._claim = Claim(total=0)
+        self._claim: Claim | None = None
 
     @property
     def rows_per_file(self) -> int:
@@ -115,7 +115,7 @@ class ShardStore:
         return sorted(found)
 
     def begin(self, claim: Claim) -> None:
-        """See :class:`pipeline.formats.stores.RowStore`."""
+        """See :class:`pipeline.formats.stores.RowStore`; shards that others have filled get their name."""
         self._folder.mkdir(parents=True, exist_ok=True)
         self._claim = claim
         for number in _shards(self._folder):
@@ -146,6 +146,9 @@ class ShardStore:
             self._parts.clear()
 
     def _seal(self) -> None:
+        # Whoever writes for another process (a worker of an engine) knows not how many rows there are.
+        if self._claim is None:
+            return
         for number, part in list(self._parts.items()):
             first = number * self._rows_per_file
             rows = set(range(first, min(first + self._rows_per_file, self._claim.total)))
