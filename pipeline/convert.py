@@ -118,18 +118,19 @@ def convert(config: ConvertConfig) -> Converted:
             disk.refuse_what_does_not_fit(config.output_dir, remaining, files, reserve, "--ignore-space")
         run = run_history.begin(config.output_dir, record)
         norm = FinalNorm(plan.model, config.trust_remote_code) if plan.norms and plan.model else None
+        space = disk.Space(config.output_dir, remaining, reserve)
         claim = Claim(plan.source.total, absent=plan.source.absent.keys())
         with (
-            writing(store, claim, config.output_dir, lambda: remaining),
+            writing(store, claim, space),
             stage_progress("convert", len(missing)) as progress,
         ):
             for index in missing:
                 row = plan.source.read(index)
                 tokens = len(row.token_ids)
-                disk.stop_at_low_water(config.output_dir, size.of(tokens), remaining, reserve)
+                space.stop_at_low_water(size.of(tokens))
                 stack = {"stack": row.header["stack"]} if "stack" in row.header else {}
                 store.write(index, plan.converted(row, norm), plan.header(index) | stack)
-                remaining -= size.of(tokens)
+                space.taken(size.of(tokens))
                 done.written += 1
                 if done.written % _SYNC_EVERY == 0:
                     store.sync()

@@ -94,39 +94,49 @@ def refuse_what_does_not_fit(folder: Path, needed: int, files: int, reserve: int
         )
 
 
-def stop_at_low_water(folder: Path, next_bytes: int, remaining: int, reserve: int) -> None:
-    """Stop while everything written is whole, rather than when the disk is full.
+class Space:
+    """The disk while rows are written to it."""
 
-    Args:
-        next_bytes: of the batch to come.
-        remaining: bytes of all rows still missing, that batch included.
-        reserve: bytes that shall stay free.
+    def __init__(self, folder: Path, remaining: int, reserve: int) -> None:
+        """Watch the disk of ``folder``.
 
-    Raises:
-        DiskFull: the next batch would leave less than ``reserve``.
-    """
-    free = free_bytes(folder)
-    if free - next_bytes < reserve:
-        raise DiskFull(
-            where=str(folder),
-            wanted=f"{human(next_bytes)} for the next rows, and {human(reserve)} left free (--min-free-gib)",
-            found=f"{human(free)} free",
-            next_step=_go_on(remaining),
+        Args:
+            remaining: bytes that are still to be written.
+            reserve: bytes that shall stay free.
+        """
+        self.folder, self.remaining, self._reserve = folder, remaining, reserve
+
+    def taken(self, size: int) -> None:
+        """So much has been written."""
+        self.remaining -= size
+
+    def stop_at_low_water(self, next_bytes: int) -> None:
+        """Stop while everything written is whole, rather than when the disk is full.
+
+        Args:
+            next_bytes: of what is written next.
+
+        Raises:
+            DiskFull: it would leave less than the reserve.
+        """
+        free = free_bytes(self.folder)
+        if self.remaining and free - next_bytes < self._reserve:
+            raise DiskFull(
+                where=str(self.folder),
+                wanted=f"{human(next_bytes)} for the next rows, and {human(self._reserve)} left free (--min-free-gib)",
+                found=f"{human(free)} free",
+                next_step=_go_on(self.remaining),
+            )
+
+    def full(self, error: OSError) -> DiskFull:
+        """The refusal in place of an ``OSError`` for which :func:`is_full` holds."""
+        return DiskFull(
+            where=str(error.filename or self.folder),
+            wanted="space on the disk",
+            found=f"{error.strerror or errno.errorcode[error.errno or errno.ENOSPC]}; "
+            f"{human(free_bytes(self.folder))} free",
+            next_step=_go_on(self.remaining),
         )
-
-
-def full(folder: Path, error: OSError, remaining: int) -> DiskFull:
-    """The refusal in place of an ``OSError`` for which :func:`is_full` holds.
-
-    Args:
-        remaining: bytes of all rows still missing.
-    """
-    return DiskFull(
-        where=str(error.filename or folder),
-        wanted="space on the disk",
-        found=f"{error.strerror or errno.errorcode[error.errno or errno.ENOSPC]}; {human(free_bytes(folder))} free",
-        next_step=_go_on(remaining),
-    )
 
 
 def _go_on(remaining: int) -> str:

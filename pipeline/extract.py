@@ -9,94 +9,29 @@ from __future__ import annotations
 import itertools
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from pipeline import disk, duration, manifest, run_history
-from pipeline.bad_rows import BadRow, BadRows, refuse_too_many
+from pipeline.bad_rows import BadRow, refuse_too_many
 from pipeline.config import ExtractConfig
 from pipeline.content_checks import fault_of_states
-from pipeline.devices import computing_dtype
-from pipeline.engines import Engine, EngineOptions, check_engine, max_tokens, open_engine
-from pipeline.final_norm import FinalNorm
+from pipeline.engines import DIRECT, Engine, open_engine
+from pipeline.engines.direct import StreamingEngine, open_streaming
+from pipeline.engines.row_sink import RowSinkSettings
 from pipeline.finishing import finish_formats, vocabulary_of
-from pipeline.formats import StateRow, Wanted, float8
-from pipeline.formats.registry import NORMED, RESIDUAL, Format, get_format, recognised
-from pipeline.formats.sidecars import check_datasets_installed
-from pipeline.formats.stores import Claim, RowStore
-from pipeline.layers import LayerIds, resolve
+from pipeline.formats.stores import Claim
+from pipeline.job import Job, engine_options, plan_job, refuse_foreign_folder, settings_of
 from pipeline.lock import shared
-from pipeline.model_info import ModelInfo, read_model, refuse_missing_weights, refuse_remote_code, sha256_file
-from pipeline.preflight import check_options, choose, preflight
-from pipeline.prepared import PreparedFile
+from pipeline.preflight import choose, preflight
 from pipeline.progress import StageProgress, console, stage_progress
 from pipeline.row_set import RowSet, Survey
-from pipeline.shard import Shard, parse_shard
+from pipeline.row_storage import Storage
 from pipeline.writing import writing
-from shims.errors import SpecshimError, UsageError
+from shims.errors import SpecshimError
 
 _NAMED = 10
 """Rows named one by one; the rest is counted."""
-DTYPES = ("auto", "float32", "bfloat16", "float16")
-STORE_DTYPES = (*DTYPES, float8.NAME)
-
-
-@dataclass(frozen=True)
-class Job:
-    """Everything that decides the bytes of a row; fixed before the model loads."""
-
-    config: ExtractConfig
-    model: ModelInfo
-    layers: LayerIds
-    data: PreparedFile
-    row_limit: int
-    """Tokens kept per row."""
-    dtype: str
-    """Computed in."""
-    store_dtype: str
-    """Stored in."""
-    format: Format
-    shard: Shard
-
-    @property
-    def last_state(self) -> str:
-        """What is stored of the last state: R_n, or N where the format wants that."""
-        return RESIDUAL if RESIDUAL in self.format.last_states else NORMED
-
-    @property
-    def row_bytes(self) -> disk.RowSize:
-        """What a row takes on disk."""
-        return disk.RowSize(len(self.layers.ids), self.model.hidden_size, self.store_dtype)
-
-    def header(self, index: int) -> dict[str, str]:
-        """Strings in a row's file that tell whose it is."""
-        header = {
-            "row": str(index),
-            "layer_ids": " ".join(map(str, self.layers.ids)),
-            "layer_convention": self.layers.convention,
-            "model_fingerprint": self.model.fingerprint,
-        }
-        return header if self.last_state == RESIDUAL else header | {"last_state": self.last_state}
-
-    def rows(self, store: RowStore | None = None) -> RowSet:
-        """The rows in the output folder."""
-        suffix = "" if self.shard.alone else f"-{self.shard.number}-of-{self.shard.of}"
-        return RowSet(
-            data=self.data,
-            row_limit=self.row_limit,
-            store=store or self.open_store(),
-            bad=BadRows(self.config.output_dir, suffix),
-            wanted=Wanted(len(self.layers.ids), self.model.hidden_size, self.store_dtype),
-            header=self.header,
-        )
-
-    def open_store(self) -> RowStore:
-        """The output folder's rows."""
-        return self.format.open(self.config.output_dir, self.config.rows_per_file)
-
-    def owns(self, index: int) -> bool:
-        """Whether this process computes row ``index``."""
-        return self.shard.owns(index, self.config.rows_per_file if self.format.many_rows_per_file else 1)
 
 
 @dataclass
@@ -125,63 +60,6 @@ class Extracted:
         return {"rows": self.rows, "tokens": self.tokens, "cut_rows": self.cut_rows, "bad_rows": self.bad_rows}
 
 
-def plan_job(config: ExtractConfig) -> Job:
-    """Check every option and input without loading a model or vLLM.
-
-    Raises:
-        UsageError: naming the flag, or the file and line.
-    """
-    _check_numbers(config)
-    form = get_format(config.format)
-    model = read_model(config.model_path)
-    refuse_remote_code(model, config.trust_remote_code)
-    refuse_missing_weights(model)
-    layers = resolve(config.layer_ids, config.layer_convention, model.num_layers)
-    check_engine(config.engine, layers)
-    data = PreparedFile(config.prepared_data, model.vocab_size)
-    source = manifest.read(config.prepared_data.parent, "prepare")
-    if source is not None:
-        manifest.require_same(
-            str(config.prepared_data.parent / manifest.FILE_NAME),
-            {"model.fingerprint": model.fingerprint},
-            source,
-            "prepare the data again with this model, or give the model it was prepared with",
-        )
-    dtype = computing_dtype(config.dtype, model.dtype)
-    store_dtype = dtype if config.store_dtype == "auto" else config.store_dtype
-    form.refuse_unfit(layers, model.num_layers, store_dtype)
-    check_datasets_installed(form.name)
-    return Job(
-        config, model, layers, data, max_tokens(config.engine, model, config.max_seq_len), dtype, store_dtype, form,
-        parse_shard(config.shard),
-    )  # fmt: skip
-
-
-def _check_numbers(config: ExtractConfig) -> None:
-    for flag, value, low in (
-        ("--batch-size", config.batch_size, 1),
-        ("--max-seq-len", config.max_seq_len, 1),
-        ("--tp-size", config.tp_size, 1),
-        ("--rows-per-file", config.rows_per_file, 1),
-        ("--max-bad", config.max_bad, 0),
-        ("--min-free-gib", config.min_free_gib, 0),
-    ):
-        if not value >= low:
-            raise UsageError(flag, f"at least {low}", str(value), "give a larger number")
-    if not 0 < config.gpu_memory_utilization <= 1:
-        raise UsageError(
-            "--gpu-memory-utilization",
-            "a share above 0, at most 1",
-            str(config.gpu_memory_utilization),
-            "give such a share",
-        )
-    if config.dtype not in DTYPES:
-        raise UsageError("--dtype", ", ".join(DTYPES), repr(config.dtype), "use one of these")
-    if config.store_dtype not in STORE_DTYPES:
-        raise UsageError("--store-dtype", ", ".join(STORE_DTYPES), repr(config.store_dtype), "use one of these")
-    check_options(config.preflight, config.preflight_against)
-
-
 def extract(config: ExtractConfig) -> Extracted:
     """Compute the states of every prepared row that has no good file yet.
 
@@ -194,8 +72,8 @@ def extract(config: ExtractConfig) -> Extracted:
     mapping = vocabulary_of(config.vocab, job.model.fingerprint)
     _say(job)
     with shared(config.output_dir, job.shard):
-        settings = _settings(job)
-        _refuse_foreign_folder(job, settings)
+        settings = settings_of(job)
+        refuse_foreign_folder(job, settings)
         rows = job.rows()
         result = _survey(job, rows)
         missing = result.missing
@@ -205,34 +83,90 @@ def extract(config: ExtractConfig) -> Extracted:
         if missing or result.damaged:
             missing = result.to_compute
             _say_estimate(job, rows, missing)
+            stack = run_history.stack_name(record)
             # First of all, so that a stack that cannot do it leaves the folder as it was.
-            engine = open_engine(config.engine, _engine_options(job))
+            engine: Any = _open(job, stack)
             try:
-                _preflight(job, rows, engine, missing)
-                run = run_history.begin(config.output_dir, record, engine=config.engine, shard=str(job.shard))
-                _compute(job, rows, engine, missing, run_history.stack_name(record), done)
+                if job.config.preflight:
+                    _preflight(job, rows, engine, missing)
+                run = run_history.begin(config.output_dir, record, engine=job.engine, shard=str(job.shard))
+                _compute(job, rows, engine, missing, stack, done)
             finally:
                 engine.close()
         _finish(job, rows, record, run, done, mapping)
     return done
 
 
-def _compute(job: Job, rows: RowSet, engine: Engine, missing: Sequence[int], stack: str, done: Extracted) -> None:
-    norm = FinalNorm(job.model, job.config.trust_remote_code) if job.last_state == NORMED else None
+def _open(job: Job, stack: str) -> Engine | StreamingEngine:
+    if job.engine != DIRECT:
+        return open_engine(job.engine, engine_options(job))
+    header = {name: text for name, text in job.header(0).items() if name != "row"} | {"stack": stack}
+    settings = RowSinkSettings(
+        folder=str(job.config.output_dir),
+        format=job.format.name,
+        rows_per_file=job.config.rows_per_file,
+        prepared_data=str(job.config.prepared_data),
+        row_limit=job.row_limit,
+        dtype=job.dtype,
+        store_dtype=job.store_dtype,
+        last_state=job.last_state,
+        model=str(job.model.path),
+        trust_remote_code=job.config.trust_remote_code,
+        header=header,
+    )
+    return open_streaming(engine_options(job), settings)
+
+
+def _compute(
+    job: Job, rows: RowSet, engine: Engine | StreamingEngine, missing: Sequence[int], stack: str, done: Extracted
+) -> None:
     claim = Claim(len(job.data), job.owns, rows.bad.rows.keys())
-    reserve = int(job.config.min_free_gib * disk.GIB)
-    remaining = job.row_bytes.total(rows.lengths(missing))
-    with (
-        writing(rows.store, claim, job.config.output_dir, lambda: remaining),
-        stage_progress("extract", len(missing)) as progress,
-    ):
-        for batch in _batches(missing, job.config.batch_size):
-            size = job.row_bytes.total(rows.lengths(batch))
-            disk.stop_at_low_water(job.config.output_dir, size, remaining, reserve)
-            _extract_batch(job, rows, engine, batch, progress, stack, norm)
-            rows.store.sync()
-            remaining -= size
+    size = {index: job.row_bytes.of(length) for index, length in zip(missing, rows.lengths(missing), strict=True)}
+    space = disk.Space(job.config.output_dir, sum(size.values()), int(job.config.min_free_gib * disk.GIB))
+    with stage_progress("extract", len(missing)) as progress:
+        if isinstance(engine, StreamingEngine):
+            # The worker writes; here, what a killed run left is cleared before, and full shards are named after.
+            with writing(rows.store, claim, space):
+                pass
+            _stream(job, rows, engine, missing, size, progress, space)
+            with writing(rows.store, claim, space):
+                pass
+        else:
+            storage = Storage.of(job.store_dtype, job.last_state, job.model, job.config.trust_remote_code)
+            with writing(rows.store, claim, space):
+                for batch in _batches(missing, job.config.batch_size):
+                    space.stop_at_low_water(sum(size[index] for index in batch))
+                    _extract_batch(job, rows, engine, batch, progress, stack, storage)
+                    rows.store.sync()
+                    space.taken(sum(size[index] for index in batch))
     done.computed_rows, done.seconds, done.computed_tokens = progress.rows, progress.seconds, progress.tokens
+
+
+def _stream(
+    job: Job,
+    rows: RowSet,
+    engine: StreamingEngine,
+    missing: Sequence[int],
+    size: Mapping[int, int],
+    progress: StageProgress,
+    space: disk.Space,
+) -> None:
+    for settled in engine.stream((index, rows.row(index)[1]) for index in missing):
+        for index in map(int, settled.done):
+            progress.advance(rows=1, tokens=len(rows.row(index)[1]))
+            space.taken(size[index])
+        for name, fault in settled.faults.items():
+            row_id, ids, mask = rows.row(int(name))
+            _left_out(job, rows, BadRow(int(name), row_id, fault, ids, mask))
+            progress.advance(rows=1, tokens=len(ids))
+            space.taken(size[int(name)])
+        space.stop_at_low_water(0)
+
+
+def _left_out(job: Job, rows: RowSet, bad: BadRow) -> None:
+    if job.config.max_bad:
+        rows.bad.add(bad)
+    refuse_too_many(rows.bad, job.config.max_bad, bad)
 
 
 def _finish(
@@ -247,7 +181,7 @@ def _finish(
     if run is None and previous is not None and (previous.get("complete") or not done.complete):
         return
     if run is None and previous is None:
-        run = run_history.begin(folder, record, engine=job.config.engine, shard=str(job.shard))
+        run = run_history.begin(folder, record, engine=job.engine, shard=str(job.shard))
     fields: dict[str, Any] = {"counts": done.counts(), "bad_rows": rows.bad.summary(), "complete": done.complete}
     if done.seconds:
         fields["speed"] = {"tokens": done.computed_tokens, "seconds": round(done.seconds, 2)}
@@ -264,7 +198,7 @@ def status(config: ExtractConfig) -> Survey:
         UsageError: as :func:`extract`.
     """
     job = plan_job(config)
-    _refuse_foreign_folder(job, _settings(job))
+    refuse_foreign_folder(job, settings_of(job))
     return job.rows().survey(job.owns, content=config.check_content)
 
 
@@ -287,16 +221,15 @@ def _survey(job: Job, rows: RowSet) -> Survey:
 
 
 def _preflight(job: Job, rows: RowSet, engine: Engine, missing: Sequence[int]) -> None:
-    if job.config.preflight:
-        preflight(
-            engine,
-            [rows.row(index)[1] for index in choose(missing, job.config.preflight)],
-            model=job.model,
-            layers=job.layers,
-            dtype=job.dtype,
-            against=job.config.preflight_against,
-            trust_remote_code=job.config.trust_remote_code,
-        )
+    preflight(
+        engine,
+        [rows.row(index)[1] for index in choose(missing, job.config.preflight)],
+        model=job.model,
+        layers=job.layers,
+        dtype=job.dtype,
+        against=job.config.preflight_against,
+        trust_remote_code=job.config.trust_remote_code,
+    )
 
 
 def _say_estimate(job: Job, rows: RowSet, missing: Sequence[int]) -> None:
@@ -353,71 +286,6 @@ def _say(job: Job) -> None:
         )
 
 
-def _settings(job: Job) -> dict[str, Any]:
-    return {
-        "model": manifest.describe_model(job.model),
-        "engine": job.config.engine,
-        "layers": job.layers.as_dict(),
-        "last_state": job.last_state,
-        "dtype": job.dtype,
-        "store_dtype": job.store_dtype,
-        "max_seq_len": job.config.max_seq_len,
-        "row_limit": job.row_limit,
-        "format": job.format.name,
-        "rows_per_file": job.config.rows_per_file if job.format.many_rows_per_file else 1,
-        "inputs": {"prepared_data": sha256_file(job.config.prepared_data)},
-    }
-
-
-def _refuse_foreign_folder(job: Job, settings: Mapping[str, Any]) -> None:
-    folder = job.config.output_dir
-    root = folder / job.format.root
-    if root.exists() and not root.is_dir():
-        raise UsageError(
-            f"--output-dir {folder}",
-            f"{job.format.root} to be a folder",
-            "a file",
-            "choose another --output-dir, or move it",
-        )
-    existing = manifest.read(folder, "extract")
-    if existing is None:
-        strange = recognised(folder)
-        if strange:
-            raise UsageError(
-                f"--output-dir {folder}",
-                f"a new folder, or one with the {manifest.FILE_NAME} of its rows",
-                f"row files ({strange[0].name}) without {manifest.FILE_NAME}",
-                "choose another --output-dir",
-            )
-        return
-    compared = ("layers", "last_state", "dtype", "store_dtype", "max_seq_len", "engine", "format", "rows_per_file")
-    wanted = {
-        "model.fingerprint": settings["model"]["fingerprint"],
-        **{name: settings[name] for name in compared},
-        "inputs.prepared_data": settings["inputs"]["prepared_data"],
-    }
-    manifest.require_same(
-        str(folder / manifest.FILE_NAME),
-        wanted,
-        existing,
-        "choose another --output-dir, or repeat the command that began this one",
-    )
-
-
-def _engine_options(job: Job) -> EngineOptions:
-    # Short data needs no long context: less memory for caches and warm-up.
-    longest = min(job.row_limit, max(job.data.lengths))
-    return EngineOptions(
-        model=job.model,
-        layers=job.layers,
-        max_tokens=longest,
-        dtype=job.dtype,
-        tp_size=job.config.tp_size,
-        gpu_memory_utilization=job.config.gpu_memory_utilization,
-        trust_remote_code=job.config.trust_remote_code,
-    )
-
-
 def _batches(indices: Sequence[int], size: int) -> list[list[int]]:
     """Rows in groups of at most ``size``.
 
@@ -434,7 +302,7 @@ def _extract_batch(
     batch: Sequence[int],
     progress: StageProgress,
     stack: str,
-    norm: FinalNorm | None,
+    storage: Storage,
 ) -> None:
     contents = [rows.row(index) for index in batch]
     named = ", ".join(f"{index} (id {row_id})" for index, (row_id, _, _) in zip(batch, contents, strict=True))
@@ -463,33 +331,8 @@ def _extract_batch(
             )
         fault = fault_of_states(row_states, len(ids), len(job.layers.ids), job.model.hidden_size)
         if fault:
-            bad = BadRow(index, row_id, fault, ids, mask)
-            if job.config.max_bad:
-                rows.bad.add(bad)
-            refuse_too_many(rows.bad, job.config.max_bad, bad)
+            _left_out(job, rows, BadRow(index, row_id, fault, ids, mask))
         else:
-            row = stored_row(norm.normed_last(row_states) if norm else row_states, ids, mask, row_id, job.store_dtype)
+            row = storage.row(row_states, ids, mask, row_id)
             rows.store.write(index, row, job.header(index) | {"stack": stack})
         progress.advance(rows=1, tokens=len(ids))
-
-
-def stored_row(
-    states: Any, token_ids: Sequence[int], loss_mask: Sequence[int], row_id: str, store_dtype: str
-) -> StateRow:
-    """A row as it is stored.
-
-    Args:
-        states: tensor [T, L, H].
-        store_dtype: ``float32``, ``bfloat16``, ``float16`` or ``float8_e4m3``.
-    """
-    import torch
-
-    row = StateRow(
-        states=states,
-        token_ids=torch.tensor(token_ids, dtype=torch.int64),
-        loss_mask=torch.tensor(loss_mask, dtype=torch.int64),
-        row_id=row_id,
-    )
-    if store_dtype == float8.NAME:
-        return float8.compressed(row)
-    return replace(row, states=states.to(getattr(torch, store_dtype)))

@@ -92,7 +92,7 @@ def test_no_space_at_the_write_itself_is_the_same_clean_stop(
     small_disk: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The estimate is blind here, as it is to another process that fills the disk meanwhile."""
-    monkeypatch.setattr(disk, "stop_at_low_water", lambda *arguments: None)
+    monkeypatch.setattr(disk.Space, "stop_at_low_water", lambda *arguments: None)
     for form in ("hs_safetensors", "sharded", "speculators-0.4"):
         config = ExtractConfig(output_dir=small_disk / form, format=form, ignore_space=True, **options)
         with pytest.raises(disk.DiskFull, match="No space left on device") as caught:

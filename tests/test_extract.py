@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from pipeline import manifest  # noqa: E402
 from pipeline.__main__ import main  # noqa: E402
 from pipeline.bad_rows import BadRow, BadRows  # noqa: E402
 from pipeline.config import ExtractConfig, PrepareConfig, VerifyConfig, VocabConfig  # noqa: E402
+from pipeline.engines.row_sink import RowSink, RowSinkSettings  # noqa: E402
 from pipeline.extract import Extracted, extract, plan_job, status  # noqa: E402
 from pipeline.formats.registry import FORMATS, open_rows  # noqa: E402
 from pipeline.lock import exclusive, holder, shared  # noqa: E402
@@ -29,6 +30,7 @@ from pipeline.prepare import prepare  # noqa: E402
 from pipeline.shard import Shard, parse_shard  # noqa: E402
 from pipeline.verify import verify  # noqa: E402
 from pipeline.vocab import build_vocab  # noqa: E402
+from shims.direct.engine import Settled  # noqa: E402
 from shims.errors import SpecshimError, UsageError  # noqa: E402
 
 ROWS = 12
@@ -320,6 +322,67 @@ def test_a_bulk_run_does_not_begin_on_wrong_states(real: Place, engine: Any, aga
 def test_the_rows_of_a_preflight_are_spread() -> None:
     assert choose(range(100), 4) == [0, 33, 66, 99]
     assert choose([5, 6], 4) == [5, 6] and choose([5, 6], 1) == [5]
+
+
+# the engine whose worker writes
+
+
+def spread(states: Any) -> Any:
+    """States that stay different from each other when they are rounded."""
+    return states * torch.arange(1, states.shape[-1] + 1)
+
+
+class Streaming:
+    """The direct engine's side of the contract: rows settle in another order, written by the row sink."""
+
+    def __init__(self, options: Any, sink: RowSinkSettings) -> None:
+        self.engine, self._sink = FakeEngine(options, spoil=spread), RowSink(**sink.as_dict())
+        self.stop_after: int | None = None
+
+    def stream(self, rows: Iterable[tuple[int, Sequence[int]]]) -> Iterator[Settled]:
+        for index, ids in sorted(rows, key=lambda row: -row[0]):
+            if self.stop_after is not None and self.engine.rows_computed >= self.stop_after:
+                raise SpecshimError("worker", "a row", "killed", "again")
+            states = self.engine.states([ids])[0]
+            if index == 2:
+                yield Settled([], {str(index): "constant: 1 of 8 states"})
+                continue
+            self._sink.write(str(index), torch.tensor(ids), states)
+            yield Settled([str(index)], {})
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("name", "store_dtype"), [("hs_safetensors", "auto"), ("sharded", "float8_e4m3"), ("speculators-0.5", "bfloat16")]
+)
+def test_rows_that_a_worker_writes_are_the_same_rows(
+    place: Place, monkeypatch: pytest.MonkeyPatch, name: str, store_dtype: str
+) -> None:
+    settings = {"format": name, "store_dtype": store_dtype, "rows_per_file": 4, "max_bad": 1}
+    place.make = lambda options: FakeEngine(options, spoil=spread)
+    place.extract("whole", **settings)
+    made: list[Streaming] = []
+
+    def open_streaming(options: Any, sink: RowSinkSettings) -> Streaming:
+        made.append(Streaming(options, sink))
+        made[-1].stop_after = 5 if len(made) == 1 else None
+        return made[-1]
+
+    monkeypatch.setattr(extract_module, "StreamingEngine", Streaming)
+    monkeypatch.setattr(extract_module, "open_streaming", open_streaming)
+    with pytest.raises(SpecshimError, match="killed"):
+        place.extract(engine="direct", **settings)
+    result = place.extract(engine="direct", **settings)
+    assert result.complete and result.kept_rows == 5 and result.bad_rows == 1
+    wanted = place.rows("whole")
+    del wanted[2]
+    assert place.rows() == wanted and place.record()["engine"] == "direct"
+    assert not verify(VerifyConfig(place.root / "states", prepared=place.data)).faults
+    assert not list((place.root / "states").rglob("*.part"))
+    with pytest.raises(UsageError, match="--preflight"):
+        place.extract("third", engine="direct", preflight=1)
 
 
 # storage types

@@ -12,7 +12,8 @@ from shims.errors import UsageError
 from shims.releases import proved_direct
 from shims.versions import detect
 
-ENGINES = ("direct", "stock", "native")
+DIRECT = "direct"
+ENGINES = (DIRECT, "stock", "native")
 AUTO = "auto"
 
 

@@ -44,3 +44,12 @@ class StreamingEngine:
     def close(self) -> None:
         """End the engine's processes."""
         self._engine.close()
+
+
+def open_streaming(options: EngineOptions, sink: RowSinkSettings) -> StreamingEngine:
+    """Load the model for rows that the worker writes itself.
+
+    Raises:
+        SpecshimError: the model does not load.
+    """
+    return StreamingEngine(options, sink)

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.formats import StateRow
 from pipeline.formats.registry import get_format
 from pipeline.prepared import PreparedFile
+from pipeline.row_storage import Storage
 from shims.errors import SpecshimError
 
 REFERENCE = f"{__name__}:RowSink"
@@ -28,6 +28,13 @@ class RowSinkSettings:
     """Tokens kept per row."""
     dtype: str
     """The states', as in ``float32``."""
+    store_dtype: str
+    """What they are stored in."""
+    last_state: str
+    """``residual``, or ``normed`` where the format wants the last state so."""
+    model: str
+    """Folder of the model, for its final norm."""
+    trust_remote_code: bool
     header: dict[str, str]
     """Goes into each row's header, beside its number."""
 
@@ -42,6 +49,8 @@ class RowSink:
         self._settings = RowSinkSettings(**settings)
         form = get_format(self._settings.format)
         self._store = form.open(Path(self._settings.folder), self._settings.rows_per_file)
+        s = self._settings
+        self._storage = Storage.of(s.store_dtype, s.last_state, s.model, s.trust_remote_code)
         self._lock = threading.Lock() if form.many_rows_per_file else None
         # The parent has checked every line.
         self._data = PreparedFile(Path(self._settings.prepared_data), vocab_size=None)
@@ -62,12 +71,8 @@ class RowSink:
                 "report this: the engine chose another dtype",
             )
         prepared = self._data[index]
-        row = StateRow(
-            states=states,
-            token_ids=token_ids,
-            loss_mask=_mask(prepared.loss_mask[: self._settings.row_limit]),
-            row_id=prepared.row_id,
-        )
+        mask = prepared.loss_mask[: self._settings.row_limit]
+        row = self._storage.row(states, token_ids, mask, prepared.row_id)
         header = {"row": str(index), **self._settings.header}
         if self._lock is None:
             self._store.write(index, row, header)
@@ -75,9 +80,3 @@ class RowSink:
         with self._lock:
             self._store.write(index, row, header)
             self._store.sync()
-
-
-def _mask(values: list[int]) -> Any:
-    import torch
-
-    return torch.tensor(values, dtype=torch.int64)
