@@ -5,6 +5,9 @@ nox -s demo                  the main job, on a real small model
 nox -s contracts -- 0.33.0   static contracts of some releases (none named: of all)
 nox -s "live(0.24.0)"        live contracts of one release (-s live: of all)
 nox -s mutate-rows           each adaptation row left out in turn: a check has to fail
+nox -s crash                 kill -9 at 200 random points of extractions in every format
+nox -s mutate-files          ten thousand damaged files to every reader
+nox -s live-formats          our data sets, read by the trainers' own dataset classes
 nox -s lint docs
 """
 
@@ -127,7 +130,7 @@ def tests(session: nox.Session) -> None:
     install_vllm(session, TESTED)
     install_speculators(session, "0.4.0.1")
     older = beside(session, "0.3.0")
-    install_self(session, "pytest>=8", "hypothesis>=6", *READERS)
+    install_self(session, "pytest>=8", "hypothesis>=6", "jsonschema>=4", *READERS)
     environment = {**cache_for(TESTED), "SPECSHIM_OLDER_SPECULATORS": older}
     session.run("pytest", "-m", "not network", *session.posargs, env=environment)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import shims
 from pipeline.engines import EngineOptions
+from shims.direct.watch import EngineDied, died
 from shims.errors import SpecshimError, UsageError
 from shims.versions import detect, has_generator
 
@@ -50,7 +51,7 @@ class StockEngine:
         """
         import torch
 
-        results = self._generator.generate([list(row) for row in rows])
+        results = self._generate(rows)
         if len(results) != len(rows):
             raise SpecshimError(
                 "stock generator",
@@ -76,6 +77,22 @@ class StockEngine:
             stacked.append(torch.stack([layer.detach().cpu() for layer in layers], dim=1))
         return stacked
 
+    def _generate(self, rows: Sequence[Sequence[int]]) -> Any:
+        pids = worker_pids(getattr(self._generator, "executor", None))
+        try:
+            return self._generator.generate([list(row) for row in rows])
+        except Exception as error:
+            gone = died(pids)
+            if not gone:
+                raise
+            # What vLLM says of a worker that was killed is that a wait was cancelled.
+            raise EngineDied(
+                f"stock generator, worker process {', '.join(map(str, gone))}",
+                "to stay alive",
+                "it ended without a word (killed from outside, or by the kernel for memory: see dmesg)",
+                "repeat the command: finished rows are kept, and it goes on from there",
+            ) from error
+
     def close(self) -> None:
         """End the worker processes."""
         generator, self._generator = self._generator, None
@@ -84,3 +101,9 @@ class StockEngine:
             # The stock class does this in __del__, at a time of the interpreter's choosing.
             with contextlib.suppress(Exception):
                 executor.shutdown()
+
+
+def worker_pids(executor: Any) -> list[int]:
+    """Worker processes of vLLM's multi-process executor; none where the worker is this process."""
+    processes = (getattr(worker, "proc", None) for worker in getattr(executor, "workers", None) or [])
+    return [process.pid for process in processes if process is not None and process.pid is not None]
