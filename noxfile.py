@@ -258,3 +258,12 @@ def mutate_files(session: nox.Session) -> None:
     install_self(session)
     arguments = session.posargs or ["--count", "10000"]
     session.run("python", "tests/mutants.py", *arguments, env={"OMP_NUM_THREADS": "1"})
+
+
+@nox.session(name="live-crash", python=interpreter(DEMO))
+def live_crash(session: nox.Session) -> None:
+    """A few kills of real vLLM extractions, the stock and the direct engine."""
+    install_vllm(session, DEMO)
+    install_speculators(session, "0.4.0.1")
+    install_self(session)
+    session.run("python", "tests/live_crash.py", *session.posargs, env=cache_for(DEMO))

@@ -1,0 +1,193 @@
+"""kill -9 of real vLLM extractions: the same invariants as `crash.py`, at the few points that real starts allow.
+
+``python tests/live_crash.py --engines stock direct``; `nox -s live-crash` runs it. Each engine computes a set
+undisturbed, then one that is killed ``--kills`` times with all its processes once some rows are on disk, and once by
+killing a worker alone. The resumed set must pass `verify` against transformers and equal the undisturbed one; a finished
+row must not be written again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from pipeline_fixtures import write_model, write_weights
+
+from pipeline import manifest
+from pipeline.formats.registry import open_rows
+
+ROWS = 160
+SECONDS = 300
+
+
+def write_rows(path: Path) -> None:
+    """Conversations of very different lengths."""
+    choose = random.Random(2)
+    with path.open("w") as handle:
+        for number in range(ROWS):
+            words = " ".join(choose.choices(["alpha", "beta", "gamma"], k=choose.randint(1, 60)))
+            turns = [
+                {"role": "user", "content": f"say {number}"},
+                {"role": "assistant", "content": f"{number} {words}"},
+            ]
+            handle.write(json.dumps({"id": str(number), "messages": turns}) + "\n")
+
+
+class Runs:
+    """Extractions of one engine."""
+
+    def __init__(self, root: Path, engine: str) -> None:
+        self.root, self.engine = root, engine
+        self.faults: list[str] = []
+
+    def start(self, folder: Path) -> subprocess.Popen[str]:
+        """Begin an extraction in a process group of its own."""
+        command = [
+            sys.executable, "-m", "pipeline", "extract", "--model-path", self.root / "model", "--prepared-data",
+            self.root / "prepared" / "tokenized_data.jsonl", "--output-dir", folder, "--engine", self.engine,
+            "--dtype", "float32", "--batch-size", 4, "--gpu-memory-utilization", 0.3,
+        ]  # fmt: skip
+        log = (self.root / f"{self.engine}.log").open("a")
+        return subprocess.Popen(
+            [str(part) for part in command], stdout=log, stderr=log, text=True, start_new_session=True
+        )
+
+    def finish(self, folder: Path) -> None:
+        """Run to the end."""
+        if self.start(folder).wait(SECONDS):
+            self.faults.append("a resumed run failed: " + (self.root / f"{self.engine}.log").read_text()[-1500:])
+
+    def killed(self, folder: Path, rows: int, worker_only: bool) -> dict[str, int]:
+        """Kill a run once ``rows`` more rows are there.
+
+        Returns:
+            The files of finished rows, with the time of their last change.
+        """
+        before = len(files(folder))
+        process = self.start(folder)
+        ends = time.monotonic() + SECONDS
+        while process.poll() is None and len(files(folder)) < before + rows and time.monotonic() < ends:
+            time.sleep(0.01)
+        if process.poll() is not None:
+            self.faults.append(f"ended with {process.returncode} before it could be killed")
+        elif worker_only:
+            os.kill(youngest_child(process.pid), signal.SIGKILL)
+            code = process.wait(SECONDS)
+            said = (self.root / f"{self.engine}.log").read_text()[-3000:]
+            if code != 1 or "wanted:" not in said or "finished rows are kept" not in said:
+                self.faults.append(f"a killed worker: exit code {code}, and it said {said[-800:]}")
+            print(f"{self.engine}: a killed worker is told as: {said.strip().splitlines()[-4:]}", flush=True)
+        else:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        return {path.name: path.stat().st_mtime_ns for path in files(folder)}
+
+
+def youngest_child(pid: int) -> int:
+    """The last process below ``pid``: a worker, where the engine has some, else the engine's core."""
+    found = [pid]
+    for child in found:
+        children = Path(f"/proc/{child}/task/{child}/children").read_text().split()
+        found += [int(number) for number in children if "resource_tracker" not in _command(int(number))]
+    return found[-1]
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
+def files(folder: Path) -> list[Path]:
+    """Finished rows."""
+    return sorted((folder / "hidden_states").glob("hs_*.safetensors"))
+
+
+def numbers(folder: Path) -> dict[int, tuple[object, ...]]:
+    """Every row's content."""
+    store = open_rows(folder, manifest.require_rows(folder, "folder"))
+    return {index: (store.read(index).states, *store.tokens(index)) for index in store.indices()}
+
+
+def differences(
+    found: dict[int, tuple[object, ...]], wanted: dict[int, tuple[object, ...]]
+) -> tuple[list[int], int, float]:
+    """Rows that are not there or have other ids, rows whose bits differ, and the largest relative difference."""
+    import torch
+
+    wrong = sorted(found.keys() ^ wanted.keys()) + [
+        i for i in found.keys() & wanted.keys() if found[i][1:] != wanted[i][1:]
+    ]
+    bits, largest = 0, 0.0
+    for index in found.keys() & wanted.keys():
+        a, b = found[index][0], wanted[index][0]
+        assert isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
+        if not torch.equal(a, b):
+            bits += 1
+            largest = max(largest, float((a - b).norm() / b.norm()))
+    return wrong, bits, largest
+
+
+def trial(root: Path, engine: str, kills: int) -> list[str]:
+    """One engine under fire; returns what was wrong."""
+    runs = Runs(root, engine)
+    whole, folder = root / f"{engine}-whole", root / f"{engine}-killed"
+    runs.finish(whole)
+    choose = random.Random(engine)
+    before: dict[str, int] = {}
+    for number in range(kills + 1):
+        after = runs.killed(folder, choose.randint(3, 30), worker_only=number == kills)
+        again = [name for name, changed in before.items() if after.get(name) != changed]
+        if again:
+            runs.faults.append(f"written again: {again[:5]}")
+        before = after
+    runs.finish(folder)
+    after = {path.name: path.stat().st_mtime_ns for path in files(folder)}
+    runs.faults += [f"written again: {name}" for name, changed in before.items() if after.get(name) != changed][:5]
+    verify = [sys.executable, "-m", "pipeline", "verify", str(folder), "--model", str(root / "model"), "--sample", "40"]
+    done = subprocess.run(verify, capture_output=True, text=True)
+    if done.returncode:
+        runs.faults.append(f"verify: {done.stderr[-1000:]}")
+    wrong, bits, largest = differences(numbers(folder), numbers(whole))
+    if wrong or largest > 1e-5:
+        runs.faults.append(
+            f"rows {wrong[:5]} differ from the undisturbed run (largest relative difference {largest:.1e})"
+        )
+    print(
+        f"{engine}: {kills} kills of all processes and 1 of a worker; {len(after)} rows, {bits} with other last bits "
+        f"(largest relative difference {largest:.1e}); {runs.faults or 'nothing wrong'}",
+        flush=True,
+    )
+    return runs.faults
+
+
+def main() -> int:
+    """Exit code 1 when something was wrong."""
+    parser = argparse.ArgumentParser(description="Kill real vLLM extractions.")
+    parser.add_argument("--engines", nargs="+", default=["stock", "direct"])
+    parser.add_argument("--kills", type=int, default=3)
+    options = parser.parse_args()
+    faults: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="live-crash-") as name:
+        root = Path(name)
+        write_weights(write_model(root / "model", hidden=64))
+        write_rows(root / "conversations.jsonl")
+        prepare = ["prepare", "--model-path", root / "model", "--input", root / "conversations.jsonl"]
+        prepare += ["--output-dir", root / "prepared"]
+        subprocess.run([sys.executable, "-m", "pipeline", *map(str, prepare)], check=True)
+        for engine in options.engines:
+            faults += trial(root, engine, options.kills)
+    return int(bool(faults))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
