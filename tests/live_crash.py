@@ -1,9 +1,9 @@
 """kill -9 of real vLLM extractions: the same invariants as `crash.py`, at the few points that real starts allow.
 
 ``python tests/live_crash.py --engines stock direct``; `nox -s live-crash` runs it. Each engine computes a set
-undisturbed, then one that is killed ``--kills`` times with all its processes once some rows are on disk, and once by
-killing a worker alone. The resumed set must pass `verify` against transformers and equal the undisturbed one; a finished
-row must not be written again.
+undisturbed, then one that is killed ``--kills`` times with all its processes once some rows are on disk, and once
+by killing a worker alone. The resumed set must pass `verify` against transformers and equal the undisturbed one; a
+finished row must not be written again.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from pipeline.formats.registry import open_rows
 
 ROWS = 160
 SECONDS = 300
+Numbers = dict[int, tuple[object, ...]]
+"""Row -> (states, token ids, loss mask)."""
 
 
 def write_rows(path: Path) -> None:
@@ -112,7 +114,7 @@ def files(folder: Path) -> list[Path]:
     return sorted((folder / "hidden_states").glob("hs_*.safetensors"))
 
 
-def numbers(folder: Path) -> dict[int, tuple[object, ...]]:
+def numbers(folder: Path) -> Numbers:
     """Every row's content."""
     store = open_rows(folder, manifest.require_rows(folder, "folder"))
     return {index: (store.read(index).states, *store.tokens(index)) for index in store.indices()}
