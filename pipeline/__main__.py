@@ -142,7 +142,13 @@ def extract(
     layer_convention: Annotated[
         str, typer.Option(help="after: id i is after layer i; native: before layer i.")
     ] = "after",
-    engine: Annotated[str, typer.Option(help="stock: speculators' own generator.")] = "stock",
+    engine: Annotated[
+        str,
+        typer.Option(
+            help="direct: prefill on vLLM's public API, rows written by its worker; stock: speculators' own "
+            "generator; native: vLLM's extract_hidden_states; auto: direct where that was run and right."
+        ),
+    ] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16; auto is float32 on a CPU.")] = "auto",
     trust_remote_code: TrustRemoteCode = False,
     format: storing.FormatName = "hs_safetensors",
@@ -156,6 +162,13 @@ def extract(
     min_free: storing.MinFree = 1.0,
     ignore_space: storing.IgnoreSpace = False,
     check_content: storing.CheckContent = False,
+    enforce_eager: Annotated[
+        bool | None,
+        typer.Option("--enforce-eager/--compile", help="direct: run uncompiled (default: on a CPU only)."),
+    ] = None,
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option(help="direct: tokens of one step (default: vLLM's).")
+    ] = None,
     status: storing.StatusOnly = False,
 ) -> None:
     """Compute hidden states; run it again to go on where it stopped."""
@@ -166,6 +179,7 @@ def extract(
         model_path, prepared_data, output_dir, batch_size, max_seq_len, tp_size, gpu_memory_utilization,
         ids, layer_convention, engine, dtype, trust_remote_code, format, rows_per_file, store_dtype, vocab,
         max_bad, preflight, preflight_against, shard, min_free, ignore_space, check_content,
+        enforce_eager, max_num_batched_tokens,
     )  # fmt: skip
     if status:
         for line in status_lines(stage.status(config), output_dir):

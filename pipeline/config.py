@@ -85,7 +85,7 @@ class ExtractConfig:
     """Share of the device's memory that vLLM may use, 0 to 1."""
     layer_ids: tuple[int, ...] | None = None
     layer_convention: str = "after"
-    engine: str = "stock"
+    engine: str = "auto"
     dtype: str = "auto"
     trust_remote_code: bool = False
     format: str = "hs_safetensors"
@@ -108,6 +108,10 @@ class ExtractConfig:
     """Begin although the estimate does not fit."""
     check_content: bool = False
     """On going on, read finished rows whole and compare them with their hashes."""
+    enforce_eager: bool | None = None
+    """Direct engine: uncompiled; None: on a CPU only."""
+    max_num_batched_tokens: int | None = None
+    """Direct engine: tokens of one step; None leaves it to vLLM."""
 
 
 @dataclass(frozen=True)

@@ -214,4 +214,6 @@ def engine_options(job: Job) -> EngineOptions:
         tp_size=job.config.tp_size,
         gpu_memory_utilization=job.config.gpu_memory_utilization,
         trust_remote_code=job.config.trust_remote_code,
+        enforce_eager=job.config.enforce_eager,
+        max_num_batched_tokens=job.config.max_num_batched_tokens,
     )

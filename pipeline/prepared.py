@@ -59,8 +59,13 @@ def _integers(row: dict[str, Any], key: str) -> list[int]:
 class PreparedFile:
     """The rows of a tokenized_data.jsonl, by index; only offsets and lengths stay in memory."""
 
-    def __init__(self, path: Path, vocab_size: int | None, flag: str = "--prepared-data") -> None:
+    def __init__(
+        self, path: Path, vocab_size: int | None, flag: str = "--prepared-data", checked: bool = False
+    ) -> None:
         """Check every line.
+
+        Args:
+            checked: another process has done that; lengths are not known then.
 
         Raises:
             UsageError: the file is missing or empty, or names the faulty line.
@@ -81,6 +86,7 @@ class PreparedFile:
             for number, raw in enumerate(handle, start=1):
                 if raw.strip():
                     self._offsets.append(offset)
+                if raw.strip() and not checked:
                     self.lengths.append(len(self._check(raw, number, vocab_size).input_ids))
                 offset += len(raw)
         if not self._offsets:

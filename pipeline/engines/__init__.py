@@ -10,7 +10,7 @@ from pipeline.layers import LayerIds
 from pipeline.model_info import ModelInfo
 from shims.errors import UsageError
 from shims.releases import proved_direct
-from shims.versions import detect
+from shims.versions import base_release, detect, has_generator
 
 DIRECT = "direct"
 ENGINES = (DIRECT, "stock", "native")
@@ -49,14 +49,17 @@ class Engine(Protocol):
 
 
 def chosen(name: str) -> str:
-    """The engine that a name stands for: `auto` is `direct` where that was run and right, else `stock`.
+    """The engine that a name stands for.
+
+    `auto` is `direct` on releases where that was run and right, and where there is no generator to be stock.
 
     Raises:
         UsageError: an unknown engine.
     """
     if name == AUTO:
-        vllm = detect().vllm
-        return "direct" if vllm is None or vllm.partition("+")[0] in proved_direct() else "stock"
+        stack = detect()
+        proved = stack.vllm is None or base_release(stack.vllm) in proved_direct()
+        return DIRECT if proved or stack.speculators is None or not has_generator(stack.speculators) else "stock"
     if name not in ENGINES:
         raise UsageError("--engine", " or ".join((AUTO, *ENGINES)), repr(name), "use one of these")
     return name

@@ -52,8 +52,7 @@ class RowSink:
         s = self._settings
         self._storage = Storage.of(s.store_dtype, s.last_state, s.model, s.trust_remote_code)
         self._lock = threading.Lock() if form.many_rows_per_file else None
-        # The parent has checked every line.
-        self._data = PreparedFile(Path(self._settings.prepared_data), vocab_size=None)
+        self._data = PreparedFile(Path(self._settings.prepared_data), vocab_size=None, checked=True)
 
     def write(self, row_id: str, token_ids: Any, states: Any) -> None:
         """Write one row durably.
