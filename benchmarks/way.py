@@ -232,6 +232,10 @@ def _row_sink(shape: Shape, folder: Path) -> dict[str, Any]:
         prepared_data=str(data),
         row_limit=shape.length,
         dtype=shape.dtype,
+        store_dtype=shape.dtype,
+        last_state="residual",
+        model=str(folder),
+        trust_remote_code=False,
         header={},
     ).as_dict()
 

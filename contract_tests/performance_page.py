@@ -34,9 +34,9 @@ def render() -> str:
         "# Performance",
         "",
         "Prefill speed of each way to hidden states, as a share of plain vLLM in the same run: `nox -s bench` on a "
-        "CPU, `python -m benchmarks.run dense-8b latent-moe` on a GPU. Weights are random, the shapes are real ones; each "
-        "way has a process of its own, the fastest of three passes counts, and a pass ends with the last durable row. "
-        "Read ratios, not tokens per second: machines differ, and CPUs here are shared.",
+        "CPU, `python -m benchmarks.run dense-8b latent-moe` on a GPU. Weights are random, the shapes are real "
+        "ones; each way has a process of its own, the fastest of three passes counts, and a pass ends with the last "
+        "durable row. Read ratios, not tokens per second: machines differ, and CPUs here are shared.",
     ]
     for run in measurements():
         stack = ", ".join(f"{name} {run['stack'][name]}" for name in ("vllm", "speculators", "torch"))
