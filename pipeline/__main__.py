@@ -10,6 +10,7 @@ import contextlib
 import errno
 import json
 import re
+import shlex
 import signal
 import sys
 import threading
@@ -405,7 +406,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(128 + stop.number)
     except SpecshimError as error:
         _complain(str(error))
-        sys.exit(2 if isinstance(error, UsageError) else 1)
+        if isinstance(error, UsageError):
+            sys.exit(2)
+        _complain(f"the command was: {shlex.join(['specshim', *given])}")
+        sys.exit(1)
     except Exception as error:  # noqa: BLE001  the last place where a message can be made
         explained = _explained(error) if isinstance(error, OSError) else None
         if explained is None:
