@@ -130,9 +130,10 @@ def main(argv: list[str] | None = None) -> int:
         for setting in SETTINGS:
             if setting.model in wanted and not (options.engine == "native" and setting.overrides):
                 outcomes += _run(setting, Path(folder), options)
-    stack = shims.report().as_dict()["stack"]
-    if options.out:
-        options.out.write_text(json.dumps({"stack": stack, "cases": outcomes}, indent=1), encoding="utf-8")
+                # After each model: a run that is cut keeps what it has.
+                if options.out:
+                    stack = shims.report().as_dict()["stack"]
+                    options.out.write_text(json.dumps({"stack": stack, "cases": outcomes}, indent=1), encoding="utf-8")
     failed = [o for o in outcomes if o["outcome"] == "fail"]
     # In a form that test runners and people both read.
     print(f"{len(outcomes) - len(failed)} passed, {len(failed)} failed")
