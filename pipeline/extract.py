@@ -24,7 +24,7 @@ from pipeline.formats.stores import Claim
 from pipeline.job import Job, engine_options, plan_job, refuse_foreign_folder, settings_of
 from pipeline.lock import shared
 from pipeline.preflight import choose, preflight
-from pipeline.progress import StageProgress, console, stage_progress
+from pipeline.progress import StageProgress, console, heartbeat, stage_progress
 from pipeline.row_set import RowSet, Survey
 from pipeline.row_storage import Storage
 from pipeline.writing import writing
@@ -85,7 +85,8 @@ def extract(config: ExtractConfig) -> Extracted:
             _say_estimate(job, rows, missing)
             stack = run_history.stack_name(record)
             # First of all, so that a stack that cannot do it leaves the folder as it was.
-            engine: Any = _open(job, stack)
+            with heartbeat("loading the model"):
+                engine: Any = _open(job, stack)
             try:
                 if job.config.preflight:
                     _preflight(job, rows, engine, missing)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Iterator
 
@@ -80,3 +81,26 @@ def stage_progress(name: str, total: int | None, unit: str = "rows") -> Iterator
     )
     with Progress(*columns, console=console) as bar:
         yield StageProgress(name, total, unit, bar)
+
+
+@contextlib.contextmanager
+def heartbeat(what: str, every: float = 60.0) -> Iterator[None]:
+    """A line now and then while something long says nothing itself.
+
+    Args:
+        what: is going on, for the line.
+        every: seconds between two lines.
+    """
+    stop, began = threading.Event(), time.monotonic()
+
+    def beat() -> None:
+        while not stop.wait(every):
+            console.print(f"{what}: {time.monotonic() - began:.0f} s so far", highlight=False)
+
+    thread = threading.Thread(target=beat, name="specshim-heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
