@@ -11,10 +11,11 @@ from contract_tests.homes import GENERATORS, homes_in
 from contract_tests.judge import judge_release
 from contract_tests.recorded import FOLDER, OTHERS, recorded, recorded_others, rendered, rendered_uses
 from contract_tests.strict import idle_rows, wrong_ranges
+from contract_tests.support_page import DIRECT, live, results
 from shims.adaptations import ADAPTATIONS
 from shims.contract import Verdict
 from shims.planning import select
-from shims.releases import known
+from shims.releases import known, proved_direct
 from shims.touchpoints import TOUCHPOINTS
 from shims.verbs import Compute, Drop, Fill, Moved, Provide
 from shims.versions import Stack, within
@@ -117,3 +118,9 @@ def test_snapshots_say_what_the_sources_say() -> None:
 def _as_written(package: str) -> dict[str, object]:
     data: dict[str, object] = json.loads((FOLDER / f"{package}.json").read_text(encoding="utf-8"))
     return data
+
+
+def test_the_direct_engine_is_the_default_exactly_where_it_was_seen_to_be_right() -> None:
+    """`direct = true` in releases.toml; what it says is in contract_tests/results/."""
+    right = {release for release in known() if live(results(release).get("cases", []), DIRECT, "cpu")[0] == "pass"}
+    assert right == proved_direct()
