@@ -37,16 +37,7 @@ def stock(wish: Wish) -> Iterator[Generate]:
     """The unedited generator of the installed speculators."""
     from speculators.data_generation.vllm_hidden_states_generator import VllmHiddenStatesGenerator
 
-    import shims
-
-    with shims.overrides(dtype=wish.dtype, **wish.overrides):
-        generator = VllmHiddenStatesGenerator(
-            str(wish.path),
-            layer_ids=list(wish.layer_ids),
-            max_model_len=CONTEXT,
-            gpu_memory_utilization=wish.share,
-            tensor_parallel_size=wish.devices,
-        )
+    generator = _built(VllmHiddenStatesGenerator, wish)
     try:
         yield generator.generate
     finally:
@@ -56,19 +47,23 @@ def stock(wish: Wish) -> Iterator[Generate]:
 @contextmanager
 def direct(wish: Wish) -> Iterator[Generate]:
     """Ours, behind the same class."""
-    import shims
     from shims.direct.generator import VllmHiddenStatesGenerator
 
+    with _built(VllmHiddenStatesGenerator, wish) as generator:
+        yield generator.generate
+
+
+def _built(generator: Any, wish: Wish) -> Any:
+    import shims
+
     with shims.overrides(dtype=wish.dtype, **wish.overrides):
-        generator = VllmHiddenStatesGenerator(
+        return generator(
             str(wish.path),
             layer_ids=list(wish.layer_ids),
             max_model_len=CONTEXT,
             gpu_memory_utilization=wish.share,
             tensor_parallel_size=wish.devices,
         )
-    with generator:
-        yield generator.generate
 
 
 @contextmanager
