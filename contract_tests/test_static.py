@@ -18,7 +18,7 @@ from shims.planning import select
 from shims.releases import known, proved_direct
 from shims.touchpoints import TOUCHPOINTS
 from shims.verbs import Compute, Drop, Fill, Moved, Provide
-from shims.versions import Stack, within
+from shims.versions import Stack, base_release, within
 
 _OTHERS = {package: recorded_others(package) for package in OTHERS}
 # `transformers` takes these by a star import for type checkers and answers them at run time.
@@ -124,3 +124,10 @@ def test_the_direct_engine_is_the_default_exactly_where_it_was_seen_to_be_right(
     """`direct = true` in releases.toml; what it says is in contract_tests/results/."""
     right = {release for release in known() if live(results(release).get("cases", []), DIRECT, "cpu")[0] == "pass"}
     assert right == proved_direct()
+
+
+def test_results_are_of_the_release_that_they_are_filed_under() -> None:
+    """An environment may hold another build than the one that was asked for."""
+    for release in known():
+        for device, stack in results(release).get("stacks", {}).items():
+            assert base_release(stack["vllm"]) == release, (release, device)
