@@ -9,6 +9,7 @@ from contract_tests.judge import Judgement
 from contract_tests.readers.facts import ClassFacts, FunctionFacts, Member, ModuleFacts
 from contract_tests.readers.found import ABSENT
 from contract_tests.readers.library import Library
+from contract_tests.sources.release import ReleaseTree
 from shims.adaptations import ADAPTATIONS
 from shims.contract import Call
 from shims.verbs import reshape
@@ -30,7 +31,7 @@ def candidate_rows(judgement: Judgement, release: str, speculators: str, library
     start = f'Adaptation(name="{_slug(judgement)}", touchpoint="{judgement.touchpoint.key}"'
     return [
         f'{start}, {change}, vllm=">={release}", …)'
-        for change in dict.fromkeys(_changes(judgement, speculators, library))
+        for change in dict.fromkeys(helpful(judgement, speculators, library))
     ]
 
 
@@ -38,7 +39,12 @@ def _slug(judgement: Judgement) -> str:
     return judgement.touchpoint.key.strip("_").replace("_", "-").replace(".", "-").replace(" ", "-").lower()
 
 
-def _changes(judgement: Judgement, speculators: str, library: Library) -> Iterator[str]:
+def helpful(judgement: Judgement, speculators: str | None, library: Library) -> Iterator[str]:
+    """What might mend a broken use, each as `verb=…`, the likeliest first.
+
+    Raises:
+        SourceError: a module that is searched cannot be fetched.
+    """
     if judgement.found.status == ABSENT:
         yield from _elsewhere(judgement, library)
         return
@@ -55,7 +61,7 @@ def _changes(judgement: Judgement, speculators: str, library: Library) -> Iterat
         alike = difflib.get_close_matches(name, missing, 1, _ALIKE) or difflib.get_close_matches(name, free, 1, _ALIKE)
         renamed = alike[0] if alike else missing[0] if len(unknown) == len(missing) == 1 else ""
         if renamed:
-            yield f'verb=Drop("{name}") with verb=Compute("{renamed}", "…: the value of {name}")'
+            yield f'verb=Rename("{name}", "{renamed}")'
         yield f'verb=Drop("{name}")'
     for name in missing:
         yield f'verb=Fill("{name}", …)'
@@ -72,7 +78,7 @@ def _elsewhere(judgement: Judgement, library: Library) -> Iterator[str]:
     if not outer:
         yield 'verb=Provide("…")'
         return
-    for module in _modules(touchpoint.module, library):
+    for module in modules_beside(touchpoint.module, library):
         if module.name != touchpoint.module and isinstance(module.members.get(outer), (ClassFacts, FunctionFacts)):
             yield f'verb=Moved("{module.name}:{touchpoint.qualname}")'
     home = library.module(touchpoint.module)
@@ -86,8 +92,12 @@ def _elsewhere(judgement: Judgement, library: Library) -> Iterator[str]:
             yield f'verb=Moved("{home.name}:{place}{name}")'
 
 
-def _modules(home: str, library: Library) -> list[ModuleFacts]:
-    """The modules read so far, and those beside and below the old home."""
+def modules_beside(home: str, library: Library) -> list[ModuleFacts]:
+    """The modules read so far, and those beside and below a home.
+
+    Raises:
+        SourceError: one of them cannot be fetched.
+    """
     folder = home.replace(".", "/")
     places = (f"{folder.rpartition('/')[0]}/", f"{folder}/")
     beside = [
@@ -95,6 +105,9 @@ def _modules(home: str, library: Library) -> list[ModuleFacts]:
         for path in sorted(library.tree.paths())
         if path.endswith(".py") and any(path.startswith(p) and "/" not in path[len(p) :] for p in places)
     ]
-    for path in beside[:_NEIGHBOURS]:
+    beside = beside[:_NEIGHBOURS]
+    if isinstance(library.tree, ReleaseTree):
+        library.tree.prefetch(beside)
+    for path in beside:
         library.module(path.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
     return list(library.loaded().values())

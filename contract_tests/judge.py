@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
 from contract_tests.consumers import CALLED_BY_VLLM, CONSUMERS, DEFINED
 from contract_tests.readers.found import ABSENT, OPAQUE, UNREAD, Found, Reading
 from shims.adaptations import ADAPTATIONS, Adaptation
-from shims.contract import Call, Verdict, misfits
+from shims.contract import Call, Signature, Verdict, misfits
 from shims.planning import select
 from shims.touchpoints import Touchpoint, by_key, used_by
 from shims.verbs import Moved, Provide, Replace, reshape
@@ -97,7 +97,7 @@ def judge(
         found = at(moved.verb.home)
     if touchpoint.kind == "annotation" and found.status == ABSENT and not found.text:
         return Judgement(touchpoint, Verdict.HOLDS, "no annotation asks for it", names, found)
-    verdict, why = _fits(touchpoint, found, _shape(touchpoint, speculators, own))
+    verdict, why = fits(touchpoint, found, _shape(touchpoint, speculators, own))
     return Judgement(touchpoint, verdict, why, names, found)
 
 
@@ -119,14 +119,14 @@ def _shape(touchpoint: Touchpoint, speculators: str, rows: Iterable[Adaptation])
     return None if call is None else reshape(call, [row.verb for row in rows])
 
 
-def _fits(touchpoint: Touchpoint, found: Found, call: Call | None) -> tuple[Verdict, str]:
+def fits(touchpoint: Touchpoint, found: Found, call: Call | None) -> tuple[Verdict, str]:
+    """Whether a use, in this shape, fits what was found; with the reason where it does not."""
     if found.status in _OF_STATUS:
         return _OF_STATUS[found.status], found.detail
     if touchpoint.kind == "override":
-        return _override(touchpoint, found)
+        return override_fits(CALLED_BY_VLLM[touchpoint.key], found)
     if touchpoint.kind == "subclass":
-        left = sorted(set(found.abstract) - DEFINED)
-        return (Verdict.BROKEN, f"requires a subclass to define {', '.join(left)}") if left else (Verdict.HOLDS, "")
+        return subclass_fits(DEFINED, found)
     if touchpoint.kind == "choice":
         return _choice(touchpoint.key.partition("=")[2], found)
     if call is None:
@@ -147,8 +147,14 @@ def _fits(touchpoint: Touchpoint, found: Found, call: Call | None) -> tuple[Verd
     return Verdict.HOLDS, ""
 
 
-def _override(touchpoint: Touchpoint, found: Found) -> tuple[Verdict, str]:
-    ours = CALLED_BY_VLLM[touchpoint.key]
+def subclass_fits(defined: Collection[str], found: Found) -> tuple[Verdict, str]:
+    """Whether a subclass that defines these methods can be made: no abstract one may be left."""
+    left = sorted(set(found.abstract) - set(defined))
+    return (Verdict.BROKEN, f"requires a subclass to define {', '.join(left)}") if left else (Verdict.HOLDS, "")
+
+
+def override_fits(ours: Signature, found: Found) -> tuple[Verdict, str]:
+    """Whether a method with the signature `ours` takes what vLLM gives to the one that it stands for."""
     if found.signature is None:
         return Verdict.OPAQUE, f"{found.home} is no method that can be read"
     kinds = {p.name: p.kind for p in found.signature.parameters}

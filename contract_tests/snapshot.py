@@ -16,13 +16,17 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from contract_tests.declared import uses_of
 from contract_tests.homes import GENERATORS, called_homes, homes_in
+from contract_tests.kept import keep_reading, kept_reading
+from contract_tests.readers.bodies import read_body
 from contract_tests.readers.found import Reading
 from contract_tests.readers.library import Library
 from contract_tests.readers.resolve import Resolver
 from contract_tests.recorded import FOLDER, OTHERS, recorded, rendered, rendered_uses
-from contract_tests.sources import Settings, SourceTree, open_release, released
+from contract_tests.sources import Settings, SourceTree, known_release, open_release, released
 from contract_tests.sources.store import Store
+from contract_tests.sources.trees import METADATA_FILES
 from contract_tests.uses import Use
+from contract_tests.watched import WATCHED
 from shims.errors import SpecshimError
 from shims.releases import known
 from shims.versions import newest_first, within
@@ -34,7 +38,7 @@ CONSUMER_SOURCES = (("speculators", "speculators", GENERATORS), ("hs-connectors"
 _WATCHED = ("torch", "transformers")
 # Parsing is what takes the time; a process is worth its start from a few releases on.
 _MOST_PROCESSES = 4
-_CHUNK = 5
+_WORTH_A_PROCESS = 5
 
 
 def read_release(package: str, release: str, settings: Settings) -> Reading:
@@ -44,16 +48,21 @@ def read_release(package: str, release: str, settings: Settings) -> Reading:
         SourceError: it cannot be fetched.
     """
     tree = open_release(package, release, settings)
+    kept = kept_reading(tree)
+    if kept is not None:
+        return kept
     tree.prefetch(_likely_files(package, release))
     reading = read_tree(tree, package, release, Store(settings.cache))
     reading.distribution = tree.distribution.filename
     tree.save()
+    keep_reading(tree, reading)
     return reading
 
 
 def _likely_files(package: str, release: str) -> set[str]:
     """Files that reading a release will ask for: the homes', and those that its, or the newest, snapshot names."""
-    modules = {home.partition(":")[0].replace(".", "/") for home in homes_in(package)}
+    homes = [*homes_in(package), *(entry.home for entry in WATCHED if package == "vllm")]
+    modules = {home.partition(":")[0].replace(".", "/") for home in homes}
     likely = {f"{module}{end}" for module in modules for end in (".py", "/__init__.py")}
     if package == "vllm":
         snapshots = [name for name in (release, known()[-1]) if (FOLDER / f"{name}.json").is_file()]
@@ -72,16 +81,15 @@ def read_tree(tree: SourceTree, package: str, release: str, store: Store | None 
     found = {home: resolver.find(home) for home in homes_in(package)}
     called = called_homes()
     found = {home: entry if home in called else entry.without_signature() for home, entry in found.items()}
-    return Reading(package, release, "", _requirements(tree), found, library.files)
+    bodies = {entry.home: read_body(library, entry.home) for entry in WATCHED} if package == "vllm" else {}
+    fingerprints = {home: body.fingerprint for home, body in bodies.items() if body is not None}
+    return Reading(package, release, "", _requirements(tree), found, fingerprints, library.files)
 
 
 def _requirements(tree: SourceTree) -> dict[str, str]:
-    """What the release's metadata asks for of the packages that are read beside it."""
-    path = next((p for p in sorted(tree.paths()) if p.endswith(".dist-info/METADATA")), None)
-    if path is None:
-        return {}
+    """What the release asks for of the packages that are read beside it, by its metadata or its lists."""
     wanted: dict[str, str] = {}
-    for line in BytesHeaderParser().parsebytes(tree.read(path)).get_all("Requires-Dist", []):
+    for line in _requirement_lines(tree):
         try:
             requirement = Requirement(line)
         except InvalidRequirement:
@@ -91,6 +99,18 @@ def _requirements(tree: SourceTree) -> dict[str, str]:
     return wanted
 
 
+def _requirement_lines(tree: SourceTree) -> list[str]:
+    paths = sorted(tree.paths())
+    metadata = [path for path in paths if path.endswith(".dist-info/METADATA") or path == "PKG-INFO"]
+    for path in metadata:
+        lines = BytesHeaderParser().parsebytes(tree.read(path)).get_all("Requires-Dist", [])
+        if lines:
+            return [str(line) for line in lines]
+    lists = [path for path in paths if path in METADATA_FILES and path.endswith(".txt")]
+    text = "\n".join(tree.read(path).decode("utf-8", "replace") for path in lists)
+    return [line.partition(" #")[0].strip() for line in text.splitlines()]
+
+
 def read_releases(package: str, releases: Iterable[str], settings: Settings) -> list[Reading]:
     """Several releases at once, in the order asked for.
 
@@ -98,16 +118,24 @@ def read_releases(package: str, releases: Iterable[str], settings: Settings) -> 
         SourceError: one of them cannot be fetched.
     """
     wanted = list(releases)
-    processes = min(os.cpu_count() or 1, _MOST_PROCESSES, len(wanted) // _CHUNK)
+    unread = [release for release in wanted if not _is_kept(package, release, settings)]
+    processes = min(os.cpu_count() or 1, _MOST_PROCESSES, len(unread) // _WORTH_A_PROCESS)
     if processes < 2:
         return _read_chunk(package, wanted, settings)
     # Neighbours share most files, and each file is parsed once: chunks are runs of releases.
-    chunks = [wanted[i : i + _CHUNK] for i in range(0, len(wanted), _CHUNK)]
+    size = -(-len(unread) // processes)
+    chunks = [unread[i : i + size] for i in range(0, len(unread), size)]
     share = replace(settings, connections=max(1, settings.connections // processes))
     # `spawn`: a fork would copy this process's threads' locks in whatever state they are.
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
         parts = [pool.submit(_read_chunk, package, chunk, share) for chunk in chunks]
-        return [reading for part in parts for reading in part.result()]
+        read = {reading.release: reading for part in parts for reading in part.result()}
+    return [read.get(release) or read_release(package, release, settings) for release in wanted]
+
+
+def _is_kept(package: str, release: str, settings: Settings) -> bool:
+    tree = known_release(package, release, settings)
+    return tree is not None and kept_reading(tree) is not None
 
 
 def _read_chunk(package: str, releases: list[str], settings: Settings) -> list[Reading]:

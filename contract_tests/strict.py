@@ -13,10 +13,10 @@ from shims.adaptations import ADAPTATIONS, Adaptation
 from shims.contract import binds
 from shims.planning import select
 from shims.touchpoints import by_key
-from shims.verbs import Compute, Drop, Fill, Moved, Provide, reshape
+from shims.verbs import Compute, Drop, Fill, Moved, Provide, Rename, reshape
 from shims.versions import Stack, within
 
-_SHAPES = (Drop, Fill, Compute)
+_SHAPES = (Drop, Rename, Fill, Compute)
 _NAMES = (Moved, Provide)
 
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from contract_tests.readers import syntax
-from shims.contract import Call
+from shims.contract import Call, Parameter, Signature
 
 UNKNOWN = "?"
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @dataclass(frozen=True)
@@ -26,12 +27,15 @@ class Use:
         name: dotted, `vllm.config.CacheConfig.block_size`; `?.block_size` where the owner is unknown.
         call: its shape, None where it is not called, or with `*` or `**`.
         file, line: where.
+        guarded: whether the code around it is prepared for its absence: it catches ImportError or
+            AttributeError, or asks for a version or `hasattr` first.
     """
 
     name: str
     call: Call | None
     file: str
     line: int
+    guarded: bool = False
 
     def as_list(self) -> list[Any]:
         """For a snapshot."""
@@ -47,8 +51,35 @@ class Use:
         return f"{self.file}:{self.line}: {self.name}{self.call or ''}"
 
 
+@dataclass(frozen=True)
+class Subclass:
+    """A class of the consumer that derives from one of the packages.
+
+    Args:
+        base: dotted name of the base.
+        methods: name -> signature without `self`, of each that it defines; what is no plain method has None.
+        file, line: where.
+        guarded: as for `Use`.
+    """
+
+    base: str
+    methods: tuple[tuple[str, Signature | None], ...]
+    file: str
+    line: int
+    guarded: bool = False
+
+
 def uses_in(code: str, file: str, packages: Iterable[str]) -> list[Use]:
     """The uses of `packages` in one file, each once, in order.
+
+    Raises:
+        SyntaxError: this Python cannot parse the file.
+    """
+    return uses_and_subclasses_in(code, file, packages)[0]
+
+
+def uses_and_subclasses_in(code: str, file: str, packages: Iterable[str]) -> tuple[list[Use], list[Subclass]]:
+    """The same, and the classes that derive from one of the packages'.
 
     Raises:
         SyntaxError: this Python cannot parse the file.
@@ -57,7 +88,7 @@ def uses_in(code: str, file: str, packages: Iterable[str]) -> list[Use]:
     tree = syntax.module(code)
     reader.learn(tree)
     reader.visit(tree)
-    return list(dict.fromkeys(reader.found))
+    return list(dict.fromkeys(reader.found)), reader.subclasses
 
 
 @dataclass
@@ -69,6 +100,8 @@ class _Reader(ast.NodeVisitor):
     returns: dict[str, str] = field(default_factory=dict)  # function of this file -> class of its result
     own: set[str] = field(default_factory=set)  # attributes that this file itself defines
     found: list[Use] = field(default_factory=list)
+    subclasses: list[Subclass] = field(default_factory=list)
+    guards: int = 0  # how many conditions around the node that is visited foresee its absence
 
     # --- what names stand for -------------------------------------------------------------------
 
@@ -150,12 +183,42 @@ class _Reader(ast.NodeVisitor):
         self.visit(node.value)
 
     def visit_If(self, node: ast.If) -> None:
+        guard = int(_asks_first(node.test))
         if not _for_checkers(node):
             self.visit(node.test)
-            for statement in node.body:
-                self.visit(statement)
-        for statement in node.orelse:
-            self.visit(statement)
+            self._visit_guarded(node.body, guard)
+        self._visit_guarded(node.orelse, guard)
+
+    def visit_IfExp(self, node: ast.IfExp) -> None:
+        self.visit(node.test)
+        self._visit_guarded([node.body, node.orelse], int(_asks_first(node.test)))
+
+    def visit_Try(self, node: ast.Try) -> None:
+        guard = int(any(map(_catches_absence, node.handlers)))
+        self._visit_guarded(node.body, guard)
+        for handler in node.handlers:
+            self._visit_guarded(handler.body, guard)
+        self._visit_guarded([*node.orelse, *node.finalbody], 0)
+
+    def visit_With(self, node: ast.With) -> None:
+        suppressed = any("suppress(" in ast.unparse(item.context_expr) for item in node.items)
+        for item in node.items:
+            self.visit(item)
+        self._visit_guarded(node.body, int(suppressed))
+
+    def _visit_guarded(self, nodes: Iterable[ast.AST], guard: int) -> None:
+        self.guards += guard
+        for node in nodes:
+            self.visit(node)
+        self.guards -= guard
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        for base in node.bases:
+            name = self._name(base)
+            if name and not name.startswith(UNKNOWN):
+                methods = tuple((m.name, _signature(m)) for m in node.body if isinstance(m, _FUNCTIONS))
+                self.subclasses.append(Subclass(name, methods, self.file, node.lineno, self.guards > 0))
+        self.generic_visit(node)
 
     def _name(self, node: ast.expr) -> str:
         """The dotted name that an expression stands for; '' for what is not of interest."""
@@ -175,7 +238,7 @@ class _Reader(ast.NodeVisitor):
         return f"{UNKNOWN}.{node.attr}"
 
     def _note(self, name: str, call: Call | None, node: ast.expr | ast.stmt) -> None:
-        self.found.append(Use(name, call, self.file, node.lineno))
+        self.found.append(Use(name, call, self.file, node.lineno, self.guards > 0))
 
 
 def _key(node: ast.expr) -> str | None:
@@ -191,6 +254,40 @@ def _shape(node: ast.Call) -> Call | None:
     if any(isinstance(a, ast.Starred) for a in node.args) or any(k.arg is None for k in node.keywords):
         return None
     return Call(len(node.args), tuple(k.arg for k in node.keywords if k.arg))
+
+
+def _signature(method: ast.FunctionDef | ast.AsyncFunctionDef) -> Signature | None:
+    """What a method takes, without `self`; None for a property and other methods that are not called as written."""
+    names = {ast.unparse(d).partition("(")[0].rpartition(".")[2] for d in method.decorator_list}
+    if names - {"classmethod", "staticmethod", "abstractmethod", "override"}:
+        return None
+    a = method.args
+    by_position = [*a.posonlyargs, *a.args]
+    required = len(by_position) - len(a.defaults)
+    parameters = [
+        Parameter(p.arg, "positional_only" if i < len(a.posonlyargs) else "positional_or_keyword", i < required)
+        for i, p in enumerate(by_position)
+    ]
+    parameters = parameters if "staticmethod" in names else parameters[1:]
+    parameters += [Parameter(a.vararg.arg, "var_positional")] if a.vararg else []
+    parameters += [
+        Parameter(p.arg, "keyword_only", default is None)
+        for p, default in zip(a.kwonlyargs, a.kw_defaults, strict=True)
+    ]
+    parameters += [Parameter(a.kwarg.arg, "var_keyword")] if a.kwarg else []
+    return Signature(tuple(parameters))
+
+
+def _asks_first(test: ast.expr) -> bool:
+    """Whether a condition asks which version there is, or whether something is there at all."""
+    text = ast.unparse(test).lower()
+    return any(word in text for word in ("version", "hasattr(", "find_spec(", "is_available", "_available"))
+
+
+def _catches_absence(handler: ast.ExceptHandler) -> bool:
+    text = "Exception" if handler.type is None else ast.unparse(handler.type)
+    caught = {part.strip(" ()").rpartition(".")[2] for part in text.split(",")}
+    return bool(caught & {"ImportError", "ModuleNotFoundError", "AttributeError", "Exception", "BaseException"})
 
 
 def _for_checkers(node: ast.If) -> bool:

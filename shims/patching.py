@@ -12,23 +12,20 @@ that raises at its first use is left in place.
 from __future__ import annotations
 
 import importlib.util
-import itertools
 import logging
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import wrapt
 
-from shims.adaptations import ADAPTATIONS, Adaptation
+from shims.adaptations import Adaptation
 from shims.contract import Signature, binds, misfits
 from shims.errors import DriftError
-from shims.planning import Plan
-from shims.releases import known
+from shims.planning import Plan, choices
 from shims.touchpoints import GENERATOR_MODULE, TOUCHPOINTS, WORKER_MODULE, Touchpoint, by_key, used_by
 from shims.verbs import Moved, Provide, Replace, Substitute, Verb, Wrap, adapted, load, reshape
-from shims.versions import Stack, is_exact_release, within
 
 logger = logging.getLogger("specshim")
 
@@ -280,7 +277,7 @@ def _confirmed(receipt: Receipt, touchpoint: Touchpoint, target: Any) -> list[Ve
     if call is None or signature is None:  # not called by this release, or built at run time: nothing to compare
         receipt.applied.update({row.name: "selected by version" for row in rows})
         return [row.verb for row in rows]
-    for choice in _choices(rows, touchpoint, plan):
+    for choice in choices(plan, touchpoint.key):
         if binds(signature, reshape(call, [row.verb for row in choice])):
             how = "confirmed by signature" if choice == rows else "chosen by signature"
             receipt.applied.update({row.name: how for row in choice})
@@ -288,30 +285,6 @@ def _confirmed(receipt: Receipt, touchpoint: Touchpoint, target: Any) -> list[Ve
     shape = reshape(call, [row.verb for row in rows])
     receipt.drifted[touchpoint.key] = f"{touchpoint.home}{signature}: {', '.join(misfits(signature, shape))}"
     return None
-
-
-def _choices(rows: list[Adaptation], touchpoint: Touchpoint, plan: Plan) -> Iterator[list[Adaptation]]:
-    yield rows
-    if plan.state != "unverified" or plan.stack.vllm is None:
-        return
-    if is_exact_release(plan.stack.vllm):
-        return
-    code = [row for row in rows if isinstance(row.verb, Wrap)]
-    shapes = [
-        row
-        for row in ADAPTATIONS
-        if row.touchpoint == touchpoint.key
-        and not isinstance(row.verb, (Wrap, Moved, Provide))
-        and row.holds_for(_without_vllm(plan, row))
-    ]
-    for size in range(len(shapes) + 1):
-        for chosen in itertools.combinations(shapes, size):
-            yield [*chosen, *code]
-
-
-def _without_vllm(plan: Plan, row: Adaptation) -> Stack:
-    """The plan's stack with a vLLM that this row's range admits, so that only the other ranges decide."""
-    return replace(plan.stack, vllm=next((v for v in known() if within(v, row.vllm)), None))
 
 
 def _patch_methods(receipt: Receipt, owner: Any, prefix: str) -> None:

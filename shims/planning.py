@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from shims.adaptations import ADAPTATIONS, Adaptation
 from shims.releases import known
 from shims.touchpoints import by_key
+from shims.verbs import Moved, Provide, Wrap
 from shims.versions import Stack, has_generator, is_exact_release, within
 
 # What a state means, in the order from good to bad.
@@ -89,3 +92,31 @@ def select(stack: Stack) -> Plan:
         )
         return Plan(stack, rows, "unverified", "; ".join(notes))
     return Plan(stack, rows, "adapted" if rows else "native", "; ".join(notes))
+
+
+def choices(plan: Plan, touchpoint: str) -> Iterator[list[Adaptation]]:
+    """The sets of rows that may adapt one call, the likeliest first; a signature has to confirm one of them.
+
+    Rows are chosen by version. A build that is not an exact release may be ahead of its version: there any
+    combination of the touchpoint's rows on the call comes into question.
+    """
+    rows = [row for row in plan.rows_for(touchpoint) if not isinstance(row.verb, (Moved, Provide))]
+    yield rows
+    if plan.state != "unverified" or plan.stack.vllm is None or is_exact_release(plan.stack.vllm):
+        return
+    code = [row for row in rows if isinstance(row.verb, Wrap)]
+    shapes = [
+        row
+        for row in ADAPTATIONS
+        if row.touchpoint == touchpoint
+        and not isinstance(row.verb, (Wrap, Moved, Provide))
+        and row.holds_for(_without_vllm(plan, row))
+    ]
+    for size in range(len(shapes) + 1):
+        for chosen in itertools.combinations(shapes, size):
+            yield [*chosen, *code]
+
+
+def _without_vllm(plan: Plan, row: Adaptation) -> Stack:
+    """The plan's stack with a vLLM that this row's range admits, so that only the other ranges decide."""
+    return replace(plan.stack, vllm=next((v for v in known() if within(v, row.vllm)), None))

@@ -1,6 +1,6 @@
 """How one call or name is adapted. Each verb names the difference, not the version.
 
-The call verbs (`Drop`, `Fill`, `Compute`) are pure and know how the adapted call looks, so that it
+The call verbs (`Drop`, `Rename`, `Fill`, `Compute`) are pure and know how the adapted call looks, so that it
 can be checked against a signature without running anything. The others refer to code in
 `shims.behaviours` by `module:function`, loaded only when it is first needed.
 """
@@ -56,6 +56,26 @@ class Drop(Verb):
 
     def apply(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         return {k: v for k, v in kwargs.items() if k != self.keyword}
+
+
+@dataclass(frozen=True)
+class Rename(Verb):
+    """Give a keyword under the name that the callee has for it."""
+
+    keyword: str
+    name: str
+
+    def describe(self) -> str:
+        return f"rename {self.keyword} to {self.name}"
+
+    def reshape(self, call: Call) -> Call:
+        return call.without(self.keyword).adding(self.name) if self.keyword in call.keywords else call
+
+    def apply(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        if self.keyword not in kwargs:
+            return kwargs
+        rest = {k: v for k, v in kwargs.items() if k != self.keyword}
+        return {self.name: kwargs[self.keyword], **rest}
 
 
 @dataclass(frozen=True)

@@ -128,6 +128,11 @@ def newest_first(versions: Iterable[str], final: bool = False) -> list[str]:
     return sorted(kept, key=parsed.__getitem__, reverse=True)
 
 
+def at_or_below(version: str, versions: Iterable[str]) -> str | None:
+    """The newest of `versions` that is not newer than `version`'s base release, or None."""
+    return next((v for v in newest_first(versions) if within(v, f"<={parse(version).base_version}")), None)
+
+
 def is_exact_release(version: str) -> bool:
     """False for pre-releases, nightlies and builds from a commit: their code may differ from the release's.
 

@@ -12,7 +12,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shims.contract import Call
-from shims.verbs import Compute, Drop, Fill, Moved, Provide, Replace, Substitute, Verb, Wrap, adapted, load, reshape
+from shims.verbs import (
+    Compute,
+    Drop,
+    Fill,
+    Moved,
+    Provide,
+    Rename,
+    Replace,
+    Substitute,
+    Verb,
+    Wrap,
+    adapted,
+    load,
+    reshape,
+)
 
 NAMES = st.sampled_from(("alpha", "beta", "gamma", "delta"))
 
@@ -31,6 +45,7 @@ def mark(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwar
 
 VERBS = st.one_of(
     st.builds(Drop, NAMES),
+    st.builds(Rename, NAMES, NAMES),
     st.builds(Fill, NAMES, st.just("filled")),
     st.builds(Compute, NAMES, st.just(f"{__name__}:compute")),
 )
@@ -58,7 +73,8 @@ def test_a_verb_touches_its_own_keyword_only(verb: Any, args: tuple[int, ...], k
     got_args, got = adapted([verb])(received, None, args, kwargs)
     assert kwargs == before  # the caller's own dictionary
     assert got_args == args
-    assert {k: v for k, v in got.items() if k != verb.keyword} == {k: v for k, v in before.items() if k != verb.keyword}
+    own = {verb.keyword, getattr(verb, "name", verb.keyword)}
+    assert {k: v for k, v in got.items() if k not in own} == {k: v for k, v in before.items() if k not in own}
 
 
 @given(NAMES, ARGUMENTS, KEYWORDS)
@@ -67,6 +83,9 @@ def test_what_each_verb_does_to_its_keyword(name: str, args: tuple[int, ...], kw
         return verb.apply(args, kwargs).get(name)
 
     assert after(Drop(name)) is None
+    renamed = Rename(name, "epsilon").apply(args, kwargs)
+    assert (renamed.get("epsilon"), name in renamed) == (kwargs.get(name), False)
+    assert Rename("epsilon", name).apply(args, {"epsilon": "old", **kwargs})[name] == kwargs.get(name, "old")
     assert after(Fill(name, "filled")) == kwargs.get(name, "filled")  # what the caller gives counts
     assert after(Compute(name, f"{__name__}:compute")) == ("computed", len(args), sorted(kwargs))
 

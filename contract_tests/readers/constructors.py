@@ -121,7 +121,7 @@ def _fields(resolver: Resolver, lineage: list[Place | Found], style: str) -> Fou
     ordered = sorted(parameters.values(), key=lambda p: p.kind == "keyword_only")
     if style == "model":
         ordered.append(Parameter("extra", "var_keyword"))
-    return Found(FOUND, signature=Signature(tuple(ordered)), defaults=tuple(defaults.items()))
+    return Found(FOUND, signature=Signature(tuple(ordered)), defaults=tuple(defaults.items()), fields=True)
 
 
 def _keyword_only(facts: ClassFacts) -> bool:

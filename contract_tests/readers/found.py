@@ -25,6 +25,7 @@ class Found:
             it is not callable or cannot be told.
         defaults: parameter -> default as written.
         is_async: whether calling it makes a coroutine.
+        fields: whether the parameters are the fields of a dataclass, a struct or a model.
         abstract: names that a subclass has to define, of a class.
         text: the value of a `Literal`; of an absent name, the classes whose annotations ask for it.
         shape: `opaque` or `unread` where it is there but what it takes cannot be told; '' otherwise.
@@ -41,6 +42,7 @@ class Found:
     text: str = ""
     shape: str = ""
     detail: str = ""
+    fields: bool = False
 
     def without_signature(self) -> Found:
         """The same, of a name that nobody calls."""
@@ -49,6 +51,7 @@ class Found:
             signature=None,
             defaults=(),
             is_async=False,
+            fields=False,
             shape="",
             detail=self.detail if self.status != FOUND else "",
         )
@@ -60,6 +63,8 @@ class Found:
             data["parameters"] = written(self.signature, dict(self.defaults))
         if self.is_async:
             data["async"] = True
+        if self.fields:
+            data["fields"] = True
         data |= {"abstract": list(self.abstract), "text": self.text}
         data |= {"shape": self.shape, "detail": self.detail}
         return {key: value for key, value in data.items() if value or key == "parameters"}
@@ -78,6 +83,7 @@ class Found:
             data.get("text", ""),
             data.get("shape", ""),
             data.get("detail", ""),
+            data.get("fields", False),
         )
 
 
@@ -127,6 +133,7 @@ class Reading:
         distribution: file of the index that was read, '' for a folder.
         requires: package -> version range that the release's own metadata asks for.
         found: home -> what was found there.
+        bodies: home of a watched function -> fingerprint of what it does; those that the release lacks are absent.
         files: path -> sha256 of each source file that was read.
     """
 
@@ -135,6 +142,7 @@ class Reading:
     distribution: str = ""
     requires: dict[str, str] = field(default_factory=dict)
     found: dict[str, Found] = field(default_factory=dict)
+    bodies: dict[str, str] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
 
     def at(self, home: str) -> Found:
@@ -142,16 +150,27 @@ class Reading:
         return self.found.get(home, Found(UNREAD, detail=f"{home} is not in this reading"))
 
     def as_dict(self) -> dict[str, Any]:
-        return {
+        data: dict[str, Any] = {
             "package": self.package,
             "release": self.release,
             "distribution": self.distribution,
             "requires": dict(sorted(self.requires.items())),
             "found": {home: self.found[home].as_dict() for home in sorted(self.found)},
-            "files": dict(sorted(self.files.items())),
         }
+        if self.bodies:
+            data["bodies"] = dict(sorted(self.bodies.items()))
+        data["files"] = dict(sorted(self.files.items()))
+        return data
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Reading:
         found = {home: Found.from_dict(entry) for home, entry in data["found"].items()}
-        return cls(data["package"], data["release"], data["distribution"], data["requires"], found, data["files"])
+        return cls(
+            data["package"],
+            data["release"],
+            data["distribution"],
+            data["requires"],
+            found,
+            data.get("bodies", {}),
+            data["files"],
+        )

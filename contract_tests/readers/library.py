@@ -57,6 +57,19 @@ class Library:
         """Whether a dotted name begins with a package of this release."""
         return name.partition(".")[0] in self._folders or f"{name.partition('.')[0]}.py" in self._paths
 
+    def source(self, name: str) -> bytes | None:
+        """The source of a module, None where the release has none of this name.
+
+        Raises:
+            SourceError: its file cannot be fetched.
+        """
+        path = self.path_of(name)
+        if path is None:
+            return None
+        content = self.tree.read(path)
+        self.files[path] = digest(content)
+        return content
+
     def loaded(self) -> dict[str, ModuleFacts]:
         """The modules read so far."""
         return {name: found for name, found in self._modules.items() if found is not None}

@@ -185,17 +185,28 @@ def _stored_attributes(body: list[ast.stmt]) -> Iterator[ast.Attribute]:
         if isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
             targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
             for target in targets:
-                yield from (n for n in ast.walk(target) if isinstance(n, ast.Attribute))
+                yield from _attributes(target)
         elif isinstance(statement, (ast.For, ast.AsyncFor)):
-            yield from (n for n in ast.walk(statement.target) if isinstance(n, ast.Attribute))
+            yield from _attributes(statement.target)
         elif isinstance(statement, (ast.With, ast.AsyncWith)):
             for item in statement.items:
                 if item.optional_vars is not None:
-                    yield from (n for n in ast.walk(item.optional_vars) if isinstance(n, ast.Attribute))
+                    yield from _attributes(item.optional_vars)
+        elif isinstance(statement, (ast.Expr, ast.Return)):
+            continue  # most statements: nothing stands inside
         for name in ("body", "orelse", "finalbody"):
-            yield from _stored_attributes(getattr(statement, name, []))
-        for handler in getattr(statement, "handlers", []):
+            inner = getattr(statement, name, None)
+            if inner:
+                yield from _stored_attributes(inner)
+        for handler in getattr(statement, "handlers", ()):
             yield from _stored_attributes(handler.body)
+
+
+def _attributes(target: ast.expr) -> Iterator[ast.Attribute]:
+    if isinstance(target, ast.Attribute):
+        yield target
+    elif not isinstance(target, ast.Name):
+        yield from (n for n in ast.walk(target) if isinstance(n, ast.Attribute))
 
 
 def _makes_dataclass(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterable
 from typing import Any
 
 import remotezip
 import requests
 
-from contract_tests.sources.trees import ZipTree
+from contract_tests.sources.trees import MAX_DIRECTORY, ZipTree, too_large
 
 # Enough for the end of a wheel and the list of its files in one request.
 _TAIL = 512 * 1024
@@ -20,14 +21,24 @@ _GAP = 128 * 1024
 class _Fetcher(remotezip.RemoteFetcher):  # type: ignore[misc]
     """Answers from what was fetched ahead, where it can."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+    def __init__(self, label: str, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._held: list[tuple[int, bytes]] = []
+        self._label = label
 
     def ahead(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Fetch `(first, end)` ranges now, neighbours together."""
         for first, end in _merged(ranges):
             self._held.append((first, super().fetch((first, end - 1)).read()))
+
+    def _request(self, options: dict[str, Any]) -> Any:
+        raw, header = super()._request(options)
+        # The archive says how long its parts are and the server what it sends; neither has to be true.
+        sizes = re.findall(r"\d+", header.partition("/")[0])
+        if len(sizes) == 2 and int(sizes[1]) - int(sizes[0]) > MAX_DIRECTORY:
+            raw.close()
+            raise too_large(self._label, f"a part of {int(sizes[1]) - int(sizes[0]) + 1} bytes")
+        return raw, header
 
     def fetch(self, data_range: tuple[int, int | None], stream: bool = False) -> Any:
         first, last = data_range
@@ -49,7 +60,7 @@ class RemoteWheel(ZipTree):
     """
 
     def __init__(self, url: str, label: str, session: requests.Session, timeout: float) -> None:
-        self._fetcher = _Fetcher(url, session, timeout=timeout)
+        self._fetcher = _Fetcher(label, url, session, timeout=timeout)
         archive = remotezip.RemoteZip(url, initial_buffer_size=_TAIL, fetcher=lambda *_, **__: self._fetcher)
         super().__init__(archive, label)
 

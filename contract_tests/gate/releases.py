@@ -1,0 +1,103 @@
+"""The two releases that a gate compares, and how much is known of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+from contract_tests.gate.targets import Target, is_supported
+from contract_tests.readers.found import Reading
+from contract_tests.readers.library import Library
+from contract_tests.recorded import recorded
+from contract_tests.snapshot import read_release, read_tree
+from contract_tests.sources import Settings, open_release
+from contract_tests.sources.store import Store
+from contract_tests.support_page import live, results
+from shims.errors import UsageError
+from shims.releases import known
+from shims.versions import at_or_below, is_exact_release, parse, within
+
+UNKNOWN, STATIC, VERIFIED, NOT_READ = "unknown", "static", "verified", "not read"
+
+
+@dataclass
+class Release:
+    """A vLLM release as the gate looks at it: its reading, and its modules where more is asked for."""
+
+    name: str
+    version: str
+    reading: Reading
+    open_library: Callable[[], Library]
+    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def library(self) -> Library:
+        """The modules.
+
+        Raises:
+            SourceError: the sources cannot be had.
+        """
+        return self.open_library()
+
+
+def read_target(target: Target, settings: Settings) -> Release:
+    """What a target holds.
+
+    Raises:
+        SourceError: it cannot be read.
+        UsageError: it is older than what the tables cover.
+    """
+    if not is_supported(target.version):
+        wanted, found = f"vLLM {known()[0]} or newer", target.version
+        raise UsageError(target.name, wanted, found, "gate a newer release, or say --version if this one is mistaken")
+    store = Store(settings.cache)
+    if target.published and target.name.startswith("vllm "):
+        reading = read_release("vllm", target.version, settings)  # kept whole in the cache
+    else:
+        reading = read_tree(target.tree, "vllm", target.version, store)
+    notes = (f"{target.name} does not say its version; taken for {target.version} (--version)",)
+    return Release(
+        target.name, target.version, reading, lambda: Library(target.tree, store), notes if target.assumed else ()
+    )
+
+
+def read_baseline(version: str, settings: Settings) -> Release:
+    """A release to compare with: its snapshot if there is one, else read from the index.
+
+    Raises:
+        SourceError: it cannot be read.
+    """
+    base = version.partition("+")[0]
+    reading = recorded(base) if base in known() else read_release("vllm", base, settings)
+
+    def library() -> Library:
+        return Library(open_release("vllm", base, settings), Store(settings.cache))
+
+    return Release(f"vllm {version}", version, reading, library)
+
+
+def state_of(version: str, speculators: str) -> str:
+    """How much is known of a release: see `Report.state`."""
+    base = version.partition("+")[0]
+    if base not in known() or not is_exact_release(version):
+        return UNKNOWN
+    cases = results(base).get("cases", [])
+    outcomes = {live(cases, speculators, device)[0] for device in ("cpu", "gpu")} - {""}
+    return VERIFIED if outcomes == {"pass"} else STATIC
+
+
+def default_baseline(version: str, speculators: str) -> str:
+    """The newest verified release at or below `version`; where none is, the newest known one below it."""
+    verified = [release for release in known() if state_of(release, speculators) == VERIFIED]
+    return at_or_below(version, verified) or at_or_below(version, known()) or known()[0]
+
+
+def between(baseline: str, target: str) -> list[str]:
+    """Known releases after the one and up to the other, oldest first."""
+    return [r for r in known() if within(r, f">{base_of(baseline)},<={base_of(target)}")]
+
+
+def base_of(version: str) -> str:
+    """The release that a version leads to or was built from: `0.33.0` of `0.33.0.dev5+gabc`."""
+    return parse(version).base_version

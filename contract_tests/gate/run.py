@@ -1,0 +1,95 @@
+"""From options to reports: which targets, which baselines, for which consumers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from contract_tests.gate.bumps import Bump, bumps_of
+from contract_tests.gate.consumer import Consumer, gate_consumer, open_consumer
+from contract_tests.gate.deadline import deadline
+from contract_tests.gate.judging import gate
+from contract_tests.gate.options import Options
+from contract_tests.gate.releases import NOT_READ, Release, default_baseline, read_baseline, read_target
+from contract_tests.gate.report import Finding, Level, Report
+from contract_tests.gate.targets import open_target
+from contract_tests.homes import GENERATORS
+from contract_tests.snapshot import read_releases
+from contract_tests.sources import Settings
+from shims.errors import SpecshimError
+from shims.releases import known
+from shims.versions import has_generator, installed
+
+ALL = "all"
+
+
+def run(options: Options) -> list[Report]:
+    """The reports, in the order in which the targets were named. What cannot be judged is a report that says so.
+
+    Raises:
+        SpecshimError: the request itself is wrong, or a diff cannot be read.
+    """
+    settings = Settings.from_environment(options.offline)
+    reports: list[Report] = []
+    with deadline(options.timeout, "the gate"):
+        consumers = [open_consumer(text, settings) for text in options.consumers]
+        for bump in _bumps(options, settings):
+            try:
+                reports += _judge(bump, options, consumers, settings)
+            except SpecshimError as error:
+                reports.append(not_judged(bump, error))
+    return reports
+
+
+def speculators_of(options: Options) -> list[str]:
+    """The speculators releases whose uses are judged."""
+    if "none" in options.speculators:
+        return []
+    if ALL in options.speculators:
+        return list(GENERATORS)
+    here = installed("speculators")
+    return list(options.speculators) or [here if here and has_generator(here) else GENERATORS[-1]]
+
+
+def not_judged(bump: Bump, error: SpecshimError) -> Report:
+    """The report on a target that could not be judged at all."""
+    finding = Finding(
+        error.where, bump.target, Level.NOT_JUDGED, "target", bump.file, bump.line,
+        f"wanted: {error.wanted}; found: {error.found}; next: {error.next_step}",
+    )  # fmt: skip
+    return Report(bump.target, "", bump.baseline, "anyone", NOT_READ, (finding,), file=bump.file, line=bump.line)
+
+
+def _bumps(options: Options, settings: Settings) -> Iterator[Bump]:
+    if options.from_diff is not None:
+        yield from bumps_of(options.from_diff, options.base, settings, options.pre)
+    for target in options.targets:
+        if target == ALL:
+            releases = known()
+            read_releases("vllm", releases, settings)  # together: side by side, and each file parsed once
+            for before, release in zip([releases[0], *releases], releases, strict=False):
+                yield Bump(f"vllm=={release}", before)
+        else:
+            yield Bump(target, options.baseline)
+
+
+def _judge(bump: Bump, options: Options, consumers: list[Consumer], settings: Settings) -> Iterator[Report]:
+    started = time.perf_counter()
+    target = read_target(open_target(bump.target, settings, version=options.version, pre=options.pre), settings)
+    chosen = options.baseline or bump.baseline
+    reading = time.perf_counter() - started
+    for speculators in speculators_of(options):
+        baseline = read_baseline(chosen or default_baseline(target.version, speculators), settings)
+        yield _placed(gate(target, baseline, speculators, settings), target, bump, reading)
+    for consumer in consumers:
+        baseline = read_baseline(chosen or default_baseline(target.version, GENERATORS[-1]), settings)
+        yield _placed(gate_consumer(target, baseline, consumer, settings), target, bump, reading)
+
+
+def _placed(report: Report, target: Release, bump: Bump, reading: float) -> Report:
+    """The report with the user's line that names the target, and with what reading it took."""
+    notes = (*target.notes, *report.notes)
+    return Report(
+        report.target, report.version, report.baseline, report.consumer, report.state, report.findings,
+        report.rows_new, report.rows_gone, notes, report.seconds + reading, bump.file, bump.line,
+    )  # fmt: skip
