@@ -296,6 +296,17 @@ def plan(
     _show(shims.plan(vllm=vllm, speculators=speculators, transformers=transformers), as_json)
 
 
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    options_metavar="TARGET… [OPTIONS]",
+)
+def gate(context: typer.Context) -> None:
+    """Judge a vLLM upgrade from its sources, before anything is installed (`specshim gate --help`)."""
+    from contract_tests.gate.__main__ import main as run
+
+    raise typer.Exit(run(context.args, "specshim gate"))
+
+
 def _show(described: Any, as_json: bool) -> None:
     typer.echo(json.dumps(described.as_dict()) if as_json else described.render())
 

@@ -27,12 +27,16 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m contr
 
 def _gated(options: Options) -> int:
     from contract_tests.gate.formats import FORMATS
+    from contract_tests.gate.releases import NOT_READ
     from contract_tests.gate.report import exit_code
     from contract_tests.gate.run import run
 
     reports = run(options)
     if not reports:
         print("no vLLM bump in this diff: nothing to judge", file=sys.stderr)
+    for report in reports:
+        if report.state == NOT_READ and options.outputs[0].format != "text":
+            print(f"{report.target}: {report.findings[0].why}", file=sys.stderr)
     for output in options.outputs:
         text = FORMATS[output.format](reports, options.fail_on)
         if not output.file:

@@ -15,6 +15,7 @@ KINDS = {
     "moved": True,
     "renamed": True,
     "added": False,
+    "defined elsewhere": False,
     "unreadable": True,
     "became another kind of object": True,
     "parameter removed": True,
@@ -101,7 +102,7 @@ def _inside(before: Found, after: Found) -> Iterator[Change]:
         yield Change("became another kind of object", name, f"{before.kind} -> {after.kind}")
     if before.home.partition(":")[0] != after.home.partition(":")[0] and before.home and after.home:
         # Still found at the old home, by a re-export: nobody is broken yet.
-        yield Change("added", after.home, f"defined there now, no longer in {before.home.partition(':')[0]}")
+        yield Change("defined elsewhere", name, f"{before.home.partition(':')[0]} -> {after.home.partition(':')[0]}")
     yield from _parameters(before, after)
     if before.is_async != after.is_async:
         yield Change("became async" if after.is_async else "no longer async", name)

@@ -36,15 +36,11 @@ def explained(target: Release, baseline: Release, old: Found, after: Judgement, 
         if not new_home:
             return removed
         new = target.reading.found.get(new_home) or Resolver(target.library).find(new_home)
-        moved = Change("moved", name, f"{after.touchpoint.module} -> {new_home}")
-        return [moved, *changes(old, new)[_skipped(old, new) :], *_namesakes(target, new_home, old)]
     except SourceError:
         return removed  # the verdict stands; where it went cannot be told without the sources
-
-
-def _skipped(old: Found, new: Found) -> int:
-    """1 where the first difference only says that the module is another one."""
-    return int(bool(changes(old, new)) and changes(old, new)[0].kind == "added")
+    moved = Change("moved", name, f"{after.touchpoint.module} -> {new_home}")
+    inside = [change for change in changes(old, new) if change.kind != "defined elsewhere"]
+    return [moved, *inside, *_namesakes(target, new_home, old)]
 
 
 def _by_row(after: Judgement) -> str:
@@ -65,7 +61,10 @@ def _by_search(touchpoint: Touchpoint, target: Release) -> str:
 def _namesakes(target: Release, new_home: str, old: Found) -> Iterator[Change]:
     """Methods of the new module that bear the same name and take something else: the way vLLM itself may go now."""
     module, _, name = new_home.partition(":")
-    facts = target.library.module(module)
+    try:
+        facts = target.library.module(module)
+    except SourceError:
+        return  # told where the sources are at hand
     wanted = set(old.signature.names) if old.signature is not None else set()
     for owner, member in facts.members.items() if facts is not None and wanted else ():
         method = member.members.get(name) if isinstance(member, ClassFacts) else None

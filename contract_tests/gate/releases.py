@@ -11,7 +11,7 @@ from contract_tests.readers.found import Reading
 from contract_tests.readers.library import Library
 from contract_tests.recorded import recorded
 from contract_tests.snapshot import read_release, read_tree
-from contract_tests.sources import Settings, open_release
+from contract_tests.sources import Settings, SourceError, open_release
 from contract_tests.sources.store import Store
 from contract_tests.support_page import live, results
 from shims.errors import UsageError
@@ -56,10 +56,26 @@ def read_target(target: Target, settings: Settings) -> Release:
         reading = read_release("vllm", target.version, settings)  # kept whole in the cache
     else:
         reading = read_tree(target.tree, "vllm", target.version, store)
+    _refuse_if_hollow(target, reading)
     notes = (f"{target.name} does not say its version; taken for {target.version} (--version)",)
     return Release(
         target.name, target.version, reading, lambda: Library(target.tree, store), notes if target.assumed else ()
     )
+
+
+def _refuse_if_hollow(target: Target, reading: Reading) -> None:
+    """Refuse what bears the name but has next to nothing of vLLM: to call each name broken would mislead.
+
+    Raises:
+        SourceError: it is hollow.
+    """
+    modules = {home.partition(":")[0] for home in reading.found if "." in home.partition(":")[0]}
+    paths = target.tree.paths()
+    folders = {path.rpartition("/")[0] for path in paths}
+    there = [m for m in modules if f"{m.replace('.', '/')}.py" in paths or m.replace(".", "/") in folders]
+    if len(there) < len(modules) // 3:
+        wanted, found = "the sources of vLLM", f"{len(there)} of the {len(modules)} modules that are used of it"
+        raise SourceError(target.name, wanted, found, "name a vLLM release, file or checkout")
 
 
 def read_baseline(version: str, settings: Settings) -> Release:

@@ -83,9 +83,11 @@ class FolderTree:
 
     def _walk(self) -> Iterator[Path]:
         start = self.folder / self.package if self.package else self.folder
-        for count, (folder, inner, files) in enumerate(os.walk(start)):
+        count = 0
+        for folder, inner, files in os.walk(start):
+            count += len(files) + 1
             if count > MAX_FILES:
-                raise too_large(self.label, f"more than {MAX_FILES} folders")
+                raise too_large(self.label, f"more than {MAX_FILES} files")
             inner[:] = [name for name in inner if name not in _NO_SOURCES and not name.startswith(".")]
             for path in (Path(folder, name) for name in files if relevant(f"{folder}/{name}")):
                 if path.is_file() and self._inside(path):
@@ -143,6 +145,8 @@ class TarTree:
                 content = archive.extractfile(member) if member.isfile() and relevant(path) else None
                 if content is not None:
                     self._contents[path] = bounded(content, f"{label}, {path}")
+            while plain.read(1 << 16):  # to the end, where the checksum is: the archive may be cut off
+                pass
 
     def paths(self) -> frozenset[str]:
         return frozenset(self._contents)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from contract_tests.gate.formats.wording import counts, details, facts, title
+from contract_tests.gate.formats.wording import counts, details, facts, printable, title
 from contract_tests.gate.report import Finding, Level, Report
 
 _CLASSES = {
@@ -69,7 +69,7 @@ function open() {
 
 def render(reports: Sequence[Report], fail_on: str) -> str:
     """The page."""
-    return "\n".join(_page(reports, fail_on)) + "\n"
+    return printable("\n".join(_page(reports, fail_on))) + "\n"
 
 
 def _page(reports: Sequence[Report], fail_on: str) -> Iterator[str]:

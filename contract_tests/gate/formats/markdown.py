@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from contract_tests.gate.formats.wording import HEADINGS, counts, details, facts, title, told
+from contract_tests.gate.formats.wording import HEADINGS, counts, details, facts, printable, title, told
 from contract_tests.gate.report import Finding, Level, Report
 
 _MARKS = {"broken": "❌", "not judged": "❓", "adapted": "✅", "holds": "✅"}
@@ -15,7 +15,7 @@ _OPEN = (Level.BROKEN, Level.NOT_JUDGED)
 
 def render(reports: Sequence[Report], fail_on: str) -> str:
     """A heading and its lists for each report."""
-    return "\n".join(line for report in reports for line in _one(report, fail_on)) + "\n"
+    return printable("\n".join(line for report in reports for line in _one(report, fail_on))) + "\n"
 
 
 def _one(report: Report, fail_on: str) -> Iterator[str]:
@@ -45,8 +45,9 @@ def _finding(finding: Finding) -> Iterator[str]:
         yield f"  - {label}: {_code(text) if label in ('a guess', 'covered by') else _text(text)}"
     if finding.excerpt:
         yield "\n  ```diff"
-        # A fence inside of the diff must not end it.
-        yield from (f"  {line.replace('```', '` ` `')}" for line in finding.excerpt)
+        # Nothing inside of the diff may end it.
+        lines = (" ".join(line.splitlines()).replace("```", "` ` `") for line in finding.excerpt)
+        yield from (f"  {line}" for line in lines)
         yield "  ```\n"
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from contract_tests.gate.formats.wording import HEADINGS, counts, details, facts, title, told
+from contract_tests.gate.formats.wording import HEADINGS, counts, details, facts, printable, title, told
 from contract_tests.gate.report import Finding, Report
 
 
 def render(reports: Sequence[Report], fail_on: str) -> str:
     """Paragraphs for what is worth one, then counts, then what `--fail-on` makes of it."""
     parts = ["\n".join(_one(report, fail_on)) for report in reports]
-    return "\n\n".join(parts) + "\n"
+    return printable("\n\n".join(parts)) + "\n"
 
 
 def _one(report: Report, fail_on: str) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from contract_tests.gate.report import Finding, Level, Report
@@ -16,7 +17,7 @@ _PLACES = 4
 # A level as the heading of a list.
 HEADINGS = {
     Level.BROKEN: "broken",
-    Level.NOT_JUDGED: "could be judged on the baseline, cannot be judged now",
+    Level.NOT_JUDGED: "cannot be judged",
     Level.GUARDED: "gone, but the consumer catches that",
     Level.LOOK: "changed body: look",
     Level.ADAPTED: "adapted by rows",
@@ -25,8 +26,19 @@ HEADINGS = {
 }
 
 
+# Judged sources may hold anything: control characters (to a terminal they are commands), and half characters.
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    """The text with a mark in the place of what is no text; tabs and newlines stay."""
+    return _UNPRINTABLE.sub("\ufffd", text.replace("\r\n", "\n"))
+
+
 def title(report: Report) -> str:
     """What was judged, and the verdict."""
+    if report.state == "not read":
+        return f"{report.target}: could not be judged"
     against = f" against {report.baseline}" if report.baseline else ""
     return f"{report.target}{against}, as {report.consumer} uses it: {report.verdict}"
 
