@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from contract_tests import performance_page, support_page, touchpoints_page
+from contract_tests.gate import retrodiction
 
 ROOT = Path(__file__).parents[1]
 
@@ -15,6 +16,7 @@ ROOT = Path(__file__).parents[1]
 PAGES: dict[str, Callable[[], str]] = {
     "docs/touchpoints.md": touchpoints_page.render,
     "docs/performance.md": performance_page.render,
+    "docs/retrodiction.md": retrodiction.render,
     "docs/support.md": support_page.render,
     "docs/support.svg": support_page.picture,
 }

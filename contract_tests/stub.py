@@ -125,7 +125,7 @@ def _class(name: str, owner: _Class) -> Iterator[str]:
     yield "    pass"
     for parameter in parameters if fields else ():
         only = parameter.kind == "keyword_only"
-        options = [f"default={defaults.get(parameter.name, '…')!r}"] if not parameter.required else []
+        options = [f"default={_default(defaults.get(parameter.name, ''))}"] if not parameter.required else []
         options += ["kw_only=True"] if only else []
         value = f" = dataclasses.field({', '.join(options)})" if options else ""
         yield f"    {parameter.name}: Any{value}"
@@ -144,6 +144,11 @@ def _class(name: str, owner: _Class) -> Iterator[str]:
     for method in abstract:
         if method not in owner.members:
             yield from ("    @abc.abstractmethod", f"    def {method}(self): ...")
+
+
+def _default(text: str) -> str:
+    """A default as it was written, or `None` where the snapshot has only a part of it."""
+    return "None" if not text or text.endswith("…") else text
 
 
 def _function(name: str, found: Found, indent: str, abstract: bool = False) -> Iterator[str]:
