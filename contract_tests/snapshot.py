@@ -17,7 +17,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from contract_tests.declared import uses_of
 from contract_tests.homes import GENERATORS, called_homes, homes_in
 from contract_tests.kept import keep_reading, kept_reading
-from contract_tests.readers.bodies import read_body
+from contract_tests.readers.bodies import fingerprint
 from contract_tests.readers.found import Reading
 from contract_tests.readers.library import Library
 from contract_tests.readers.resolve import Resolver
@@ -76,14 +76,22 @@ def read_tree(tree: SourceTree, package: str, release: str, store: Store | None 
     Raises:
         SourceError: a file that the release has cannot be fetched.
     """
-    library = Library(tree, store)
+    return read_library(Library(tree, store), package, release)
+
+
+def read_library(library: Library, package: str, release: str) -> Reading:
+    """The same, of modules that may have been read before.
+
+    Raises:
+        SourceError: a file that the release has cannot be fetched.
+    """
     resolver = Resolver(library)
     found = {home: resolver.find(home) for home in homes_in(package)}
     called = called_homes()
     found = {home: entry if home in called else entry.without_signature() for home, entry in found.items()}
-    bodies = {entry.home: read_body(library, entry.home) for entry in WATCHED} if package == "vllm" else {}
-    fingerprints = {home: body.fingerprint for home, body in bodies.items() if body is not None}
-    return Reading(package, release, "", _requirements(tree), found, fingerprints, library.files)
+    watched = [entry.home for entry in WATCHED] if package == "vllm" else []
+    fingerprints = {home: body for home in watched if (body := fingerprint(library, home))}
+    return Reading(package, release, "", _requirements(library.tree), found, fingerprints, library.files)
 
 
 def _requirements(tree: SourceTree) -> dict[str, str]:

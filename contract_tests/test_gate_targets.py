@@ -245,8 +245,7 @@ def _bomb(files: dict[str, bytes], size: int) -> bytes:
 
 
 def test_a_zip_bomb(run: Run, index: Served, files: dict[str, bytes]) -> None:
-    Path(_WHEEL).write_bytes(_bomb(files, 1 << 28))
-    assert Path(_WHEEL).stat().st_size < 1 << 20
+    Path(_WHEEL).write_bytes(_bomb(files, 1 << 25))
     index.files[_WHEEL] = Path(_WHEEL).read_bytes()
     for target in (_WHEEL, f"vllm=={RELEASE}"):
         code, text = run(target)
@@ -254,8 +253,8 @@ def test_a_zip_bomb(run: Run, index: Served, files: dict[str, bytes]) -> None:
 
 
 def test_a_zip_bomb_that_states_a_small_size(run: Run, files: dict[str, bytes]) -> None:
-    content = bytearray(_bomb(files, 1 << 28))
-    for at in [match.start() for match in re.finditer(re.escape(struct.pack("<L", 1 << 28)), bytes(content))]:
+    content = bytearray(_bomb(files, 1 << 25))
+    for at in [match.start() for match in re.finditer(re.escape(struct.pack("<L", 1 << 25)), bytes(content))]:
         content[at : at + 4] = struct.pack("<L", 100)
     Path(_WHEEL).write_bytes(bytes(content))
     code, text = run(_WHEEL)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 from contract_tests.readers.found import ABSENT, FOUND, OPAQUE, UNREAD, Found
-from shims.contract import Parameter
+from shims.contract import Call, Parameter, Signature
 
 # Kind -> whether it can break a caller by itself.
 KINDS = {
@@ -114,6 +114,19 @@ def _inside(before: Found, after: Found) -> Iterator[Change]:
         old, new = _choices(before.text), _choices(after.text)
         yield from (Change("choice removed", choice) for choice in old if choice not in new)
         yield from (Change("choice added", choice) for choice in new if choice not in old)
+
+
+def misplaced(before: Signature, after: Signature, call: Call) -> str:
+    """Why a call's positional arguments would no longer go where they went; '' if they do.
+
+    A parameter that only has another name in its old place is none: whoever gives it by position does not notice.
+    """
+    names = [p.name for p in after.parameters]
+    for number, old in enumerate(before.parameters[: call.positional]):
+        new = names[number] if number < len(names) else ""
+        if new != old.name and old.name in names:
+            return f"argument {number + 1} was {old.name} and would now be {new}; the call is {call}"
+    return ""
 
 
 def _choices(text: str) -> list[str]:

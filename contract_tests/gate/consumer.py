@@ -9,7 +9,7 @@ from pathlib import Path
 
 from contract_tests.candidates import helpful
 from contract_tests.gate import moves
-from contract_tests.gate.changes import Change, changes
+from contract_tests.gate.changes import Change, changes, misplaced
 from contract_tests.gate.releases import Release, between, read_baseline, state_of
 from contract_tests.gate.report import Finding, Level, Report
 from contract_tests.gate.targets import file_tree
@@ -189,6 +189,9 @@ class _Gating:
         home = asked.touchpoint.home
         old, new = self._then.find(home), self._now.find(home)
         (then, _), (now, why) = self._judged(asked, old), self._judged(asked, new)
+        if now is Verdict.HOLDS and asked.call and old.signature and new.signature:
+            why = misplaced(old.signature, new.signature, asked.call)
+            now = Verdict.BROKEN if why else now
         after = Judgement(asked.touchpoint, now, why, (), new)
         differences = self._changes(old, new, after)
         level = _level(then, now, differences, asked.guarded)

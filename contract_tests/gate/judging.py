@@ -9,7 +9,7 @@ from dataclasses import replace
 from contract_tests.candidates import candidate_rows
 from contract_tests.gate import moves
 from contract_tests.gate.beside import others_for
-from contract_tests.gate.changes import Change, changes
+from contract_tests.gate.changes import Change, changes, misplaced
 from contract_tests.gate.excerpts import body_findings
 from contract_tests.gate.releases import Release, base_of, between, state_of
 from contract_tests.gate.report import Finding, Level, Report
@@ -92,6 +92,7 @@ class Comparison:
         """One touchpoint."""
         touchpoint = after.touchpoint
         differences = self._changes(after) if touchpoint.package == "vllm" else ()
+        after = self._by_position(after)
         level = level_of(after, before, differences)
         finding = Finding(
             touchpoint.key, touchpoint.home, level, touchpoint.kind, touchpoint.used_in, 0, after.why, differences,
@@ -107,6 +108,15 @@ class Comparison:
                 last_held=last_that_held(touchpoint, self.speculators, earlier) or "",
             )
         return finding
+
+    def _by_position(self, after: Judgement) -> Judgement:
+        """The same, or broken: a call that binds, but whose positional arguments now mean something else."""
+        call = after.touchpoint.call_for(self.speculators)
+        old = self.baseline.reading.at(after.touchpoint.home).signature
+        if after.verdict is not Verdict.HOLDS or call is None or old is None or after.found.signature is None:
+            return after
+        why = misplaced(old, after.found.signature, call)
+        return replace(after, verdict=Verdict.BROKEN, why=f"{after.found.home}: {why}") if why else after
 
     def _changes(self, after: Judgement) -> tuple[Change, ...]:
         home = after.touchpoint.home

@@ -13,12 +13,14 @@ import textwrap
 import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from contract_tests.readers import syntax
 from contract_tests.readers.library import Library
 from contract_tests.readers.resolve import Resolver
 
-Function = ast.FunctionDef | ast.AsyncFunctionDef
+# Part of the cache's key: raise it when another fingerprint is made of the same code.
+VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -51,10 +53,36 @@ def read_body(library: Library, home: str) -> Body | None:
     return _in_module(library, module, qualname) if found.kind in ("function", "method") else None
 
 
+def fingerprint(library: Library, home: str) -> str:
+    """The fingerprint of the function at a home, '' where it cannot be read; kept by content hash.
+
+    Raises:
+        SourceError: a file that the release has cannot be fetched.
+    """
+    module, _, qualname = home.partition(":")
+    path = library.path_of(module)
+    if path is None or library.store is None:
+        body = read_body(library, home)
+        return body.fingerprint if body is not None else ""
+    library.source(module)
+    sha256 = library.files[path]
+    key = ("bodies", str(VERSION), sha256[:2], f"{sha256}-{qualname}")
+    kept = library.store.get(*key)
+    if isinstance(kept, str):
+        return kept
+    body = read_body(library, home)
+    if body is not None and body.home == home:  # one that is inherited depends on other files, too
+        library.store.put(body.fingerprint, *key)
+    return body.fingerprint if body is not None else ""
+
+
 def _in_module(library: Library, module: str, qualname: str) -> Body | None:
     content = library.source(module)
-    if content is None:
-        return None
+    return None if content is None else _in_content(content, module, qualname)
+
+
+@lru_cache(maxsize=256)
+def _in_content(content: bytes, module: str, qualname: str) -> Body | None:
     try:
         text = _sliced(content.decode("utf-8-sig"), qualname.split("."))
         return None if text is None else _body(f"{module}:{qualname}", text)

@@ -21,7 +21,7 @@ MAX_FILES = 200_000
 # The list of files at the end of a wheel; vLLM's is about 1 MB.
 MAX_DIRECTORY = 64 * 1024 * 1024
 # What a source distribution unpacks to, all files together; vLLM's is about 150 MB.
-MAX_UNPACKED = 1024 * 1024 * 1024
+MAX_UNPACKED = 512 * 1024 * 1024
 
 
 class SourceError(SpecshimError):
