@@ -147,11 +147,13 @@ def _named(node: ast.stmt) -> str:
 
 
 def random_edits(found: list[Aim], count: int, seed: int) -> Iterator[Edit]:
-    """As many edits as asked for, each of a kind and at a use drawn by lot."""
+    """As many edits as asked for, each of a kind drawn by lot, at a use that admits it."""
     chance = random.Random(seed)
     made = 0
     while made < count:
-        edit = chance.choice(_KINDS)(chance.choice(found), chance)
+        kind = chance.choice(_KINDS)
+        edits = (kind(aim, chance) for aim in chance.sample(found, len(found)))
+        edit = next((edit for edit in edits if edit is not None), None)
         if edit is not None:
             made += 1
             yield edit
