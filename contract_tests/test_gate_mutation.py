@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from contract_tests.gate import mutation
-from contract_tests.gate.edits import aims, random_edits
+from contract_tests.gate.edits import Edit, aims, random_edits
 from contract_tests.gate.judging import judged
 from contract_tests.gate.mutation import SPECULATORS, Score, score
 from contract_tests.gate.releases import Release
@@ -80,7 +80,7 @@ def test_the_same_seed_makes_the_same_edits(stub: FolderTree) -> None:
 def test_the_score_counts_what_it_should(harmful: bool, level: Level, right: bool) -> None:
     counted = Score()
     finding = Finding("Request", "vllm.v1.request:Request", level, "call")
-    counted.add(mutation.Edit("rename", "Request", harmful, {}), [finding])
+    counted.add(Edit("rename", "Request", harmful, {}), [finding])
     assert bool(counted.wrong) is not right
     assert f"{int(right)}/1" in counted.render()
 

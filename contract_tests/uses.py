@@ -29,6 +29,7 @@ class Use:
         file, line: where.
         guarded: whether the code around it is prepared for its absence: it catches ImportError or
             AttributeError, or asks for a version or `hasattr` first.
+        awaited: whether it is a call whose result is awaited on the spot.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Use:
     file: str
     line: int
     guarded: bool = False
+    awaited: bool = False
 
     def as_list(self) -> list[Any]:
         """For a snapshot."""
@@ -101,6 +103,7 @@ class _Reader(ast.NodeVisitor):
     own: set[str] = field(default_factory=set)  # attributes that this file itself defines
     found: list[Use] = field(default_factory=list)
     subclasses: list[Subclass] = field(default_factory=list)
+    awaiting: ast.expr | None = None  # the expression that stands right behind `await`
     guards: int = 0  # how many conditions around the node that is visited foresee its absence
 
     # --- what names stand for -------------------------------------------------------------------
@@ -176,6 +179,10 @@ class _Reader(ast.NodeVisitor):
         for argument in (*node.args, *node.keywords):
             self.visit(argument)
 
+    def visit_Await(self, node: ast.Await) -> None:
+        self.awaiting = node.value
+        self.visit(node.value)
+
     def visit_Attribute(self, node: ast.Attribute) -> None:
         name = self._name(node)
         if name:
@@ -238,7 +245,8 @@ class _Reader(ast.NodeVisitor):
         return f"{UNKNOWN}.{node.attr}"
 
     def _note(self, name: str, call: Call | None, node: ast.expr | ast.stmt) -> None:
-        self.found.append(Use(name, call, self.file, node.lineno, self.guards > 0))
+        awaited = node is self.awaiting and call is not None
+        self.found.append(Use(name, call, self.file, node.lineno, self.guards > 0, awaited))
 
 
 def _key(node: ast.expr) -> str | None:

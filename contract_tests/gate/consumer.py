@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from contract_tests.candidates import helpful
@@ -15,7 +15,7 @@ from contract_tests.gate.report import Finding, Level, Report
 from contract_tests.gate.targets import file_tree
 from contract_tests.homes import GENERATORS
 from contract_tests.judge import Judgement, fits, override_fits, subclass_fits
-from contract_tests.readers.found import ABSENT, FOUND, Found
+from contract_tests.readers.found import ABSENT, FOUND, OPAQUE, Found
 from contract_tests.readers.library import Library
 from contract_tests.readers.resolve import Resolver
 from contract_tests.sources import FolderTree, Settings, SourceError, SourceTree, open_release
@@ -26,6 +26,7 @@ from shims.errors import UsageError
 from shims.touchpoints import Touchpoint
 
 PACKAGE = "vllm"
+_NOT_ASYNC = "it is no coroutine function any more, and a call awaits it"
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class _Asked:
     touchpoint: Touchpoint
     places: tuple[tuple[str, int], ...]
     guarded: bool
+    awaited: bool = False
     takes: Signature | None = None  # what the consumer's own method takes, of an override
     defined: tuple[str, ...] = ()  # methods that a subclass defines
 
@@ -108,9 +110,15 @@ def _read(name: str, tree: SourceTree) -> Consumer:
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             unread.append(f"{path} cannot be parsed by this Python: {type(error).__name__}: {error}")
             continue
-        uses += (use for use in found[0] if not use.name.startswith(UNKNOWN))
+        uses += (use for use in found[0] if not use.name.startswith(UNKNOWN) and not _is_pythons(use.name))
         subclasses += found[1]
     return Consumer(name, tuple(uses), tuple(subclasses), tuple(unread))
+
+
+def _is_pythons(name: str) -> bool:
+    """Whether a name ends in what every class, module or function has."""
+    last = name.rpartition(".")[2]
+    return last.startswith("__") and last.endswith("__") and last != "__version__"
 
 
 def gate_consumer(target: Release, baseline: Release, consumer: Consumer, settings: Settings) -> Report:
@@ -149,7 +157,8 @@ class _Gating:
             # One place that is not prepared for its absence is enough.
             bare = [use for use in uses if not use.guarded]
             places = tuple((use.file, use.line) for use in bare or uses)
-            yield _Asked(self._touchpoint(key, name, kind, places[0][0], call), places, not bare)
+            touchpoint = self._touchpoint(key, name, kind, places[0][0], call)
+            yield _Asked(touchpoint, places, not bare, any(use.awaited for use in uses))
         for subclass in consumer.subclasses:
             yield from self._inherited(subclass)
 
@@ -164,23 +173,16 @@ class _Gating:
             if takes is None or name.startswith("__") or self._then.find(home).status != FOUND:
                 continue
             own = Touchpoint(f"override of {subclass.base}.{name}", home, "override", subclass.file, "use", (), "")
-            yield _Asked(own, place, subclass.guarded, takes)
+            yield _Asked(own, place, subclass.guarded, takes=takes)
 
     def _touchpoint(self, key: str, name: str, kind: str, file: str, call: Call | None) -> Touchpoint:
         return Touchpoint(key, self._home(name), kind, file, "use", (("", call),) if call is not None else (), "")
 
     def _home(self, name: str) -> str:
         """`vllm.config.CacheConfig.block_size` -> `vllm.config:CacheConfig.block_size`, as either release has it."""
-        parts = name.split(".")
-        for release in (self.baseline, self.target):
-            for length in range(len(parts), 0, -1):
-                module = ".".join(parts[:length])
-                if release.library.has(module) and (length > 1 or len(parts) == 1):
-                    rest = ".".join(parts[length:])
-                    return f"{module}:{rest}" if rest else module
-                if length == 1 and release.library.has(module):
-                    return f"{module}:{'.'.join(parts[1:])}" if len(parts) == 2 else ".".join(parts)
-        return ".".join(parts)
+        homes = [_home_in(release.library, name.split(".")) for release in (self.baseline, self.target)]
+        # The release that knows more of the way tells better where the module ends.
+        return max(homes, key=lambda home: len(home.partition(":")[0]) if home else 0)
 
     # --- from names to findings -----------------------------------------------------------------
 
@@ -188,6 +190,11 @@ class _Gating:
         """One use, on both releases."""
         home = asked.touchpoint.home
         old, new = self._then.find(home), self._now.find(home)
+        if old.is_async:
+            # Whoever called it knew: awaited, handed on, or run by other means.
+            gone = new.status == FOUND and not new.is_async and asked.awaited
+            old = replace(old, is_async=False)
+            new = replace(new, is_async=False) if not gone else replace(new, shape=OPAQUE, detail=_NOT_ASYNC)
         (then, _), (now, why) = self._judged(asked, old), self._judged(asked, new)
         if now is Verdict.HOLDS and asked.call and old.signature and new.signature:
             why = misplaced(old.signature, new.signature, asked.call)
@@ -233,6 +240,19 @@ class _Gating:
         except SourceError:
             return ""
         return self.target.version
+
+
+def _home_in(library: Library, parts: list[str]) -> str:
+    """The home that a dotted name has, or would have, in one release."""
+    length = next((n for n in range(len(parts), 0, -1) if library.has(".".join(parts[:n]))), 1)
+    facts = library.module(".".join(parts[:length]))
+    rest = parts[length:]
+    known = facts is not None and rest and (rest[0] in facts.members or "__getattr__" in facts.members)
+    # What is written small and followed by more is a module that this release does not have.
+    while not known and len(rest) > 1 and rest[0].islower():
+        length, rest = length + 1, rest[1:]
+    module = ".".join(parts[:length])
+    return f"{module}:{'.'.join(rest)}" if rest else module
 
 
 def _candidates(after: Judgement, library: Library) -> list[str]:

@@ -68,7 +68,7 @@ def parsed(arguments: Sequence[str], program: str) -> Options:
         UsageError: they contradict each other.
         SystemExit: they cannot be parsed (2), or ask for help (0).
     """
-    given = _parser(program).parse_args(arguments)
+    given = _parser(program).parse_intermixed_args(arguments)
     if bool(given.target) == (given.from_diff is not None):
         found = "both" if given.target else "neither"
         raise UsageError("arguments", "TARGETs, or --from-diff", found, f"{program} vllm==latest, for example")
