@@ -7,19 +7,25 @@ from collections.abc import Iterator
 
 from contract_tests.judge import Judgement
 from contract_tests.readers.facts import ClassFacts, FunctionFacts, Member, ModuleFacts
-from contract_tests.readers.found import ABSENT
+from contract_tests.readers.found import ABSENT, FOUND, parsed
 from contract_tests.readers.library import Library
+from contract_tests.readers.resolve import Resolver
 from contract_tests.sources.release import ReleaseTree
 from shims.adaptations import ADAPTATIONS
-from shims.contract import Call
+from shims.contract import Call, Signature
 from shims.verbs import reshape
 
 # Files beside the old home that are read in search of a name.
 _NEIGHBOURS = 60
 _ALIKE = 0.6
+# Of the names that either of two signatures has, the share that both must have; and how many tell anything at all.
+_SAME_SHARE = 0.75
+_TELLING = 2
 
 
-def candidate_rows(judgement: Judgement, release: str, speculators: str, library: Library) -> list[str]:
+def candidate_rows(
+    judgement: Judgement, release: str, speculators: str, library: Library, before: Signature | None = None
+) -> list[str]:
     """Rows for `shims/adaptations.py`, as code, best first; empty where nothing was found.
 
     Args:
@@ -27,11 +33,12 @@ def candidate_rows(judgement: Judgement, release: str, speculators: str, library
         release: vLLM release on which it is broken.
         speculators: release that uses it.
         library: the vLLM release's modules.
+        before: what it took when it was last there; what takes the same now is a candidate, whatever its name.
     """
     start = f'Adaptation(name="{_slug(judgement)}", touchpoint="{judgement.touchpoint.key}"'
     return [
         f'{start}, {change}, vllm=">={release}", …)'
-        for change in dict.fromkeys(helpful(judgement, speculators, library))
+        for change in dict.fromkeys(helpful(judgement, speculators, library, before))
     ]
 
 
@@ -39,7 +46,9 @@ def _slug(judgement: Judgement) -> str:
     return judgement.touchpoint.key.strip("_").replace("_", "-").replace(".", "-").replace(" ", "-").lower()
 
 
-def helpful(judgement: Judgement, speculators: str | None, library: Library) -> Iterator[str]:
+def helpful(
+    judgement: Judgement, speculators: str | None, library: Library, before: Signature | None = None
+) -> Iterator[str]:
     """What might mend a broken use, each as `verb=…`, the likeliest first.
 
     Raises:
@@ -47,6 +56,7 @@ def helpful(judgement: Judgement, speculators: str | None, library: Library) -> 
     """
     if judgement.found.status == ABSENT:
         yield from _elsewhere(judgement, library)
+        yield from _alike_in_shape(judgement, library, before)
         return
     call = judgement.touchpoint.call_for(speculators)
     signature = judgement.found.signature
@@ -79,7 +89,9 @@ def _elsewhere(judgement: Judgement, library: Library) -> Iterator[str]:
         yield 'verb=Provide("…")'
         return
     for module in modules_beside(touchpoint.module, library):
-        if module.name != touchpoint.module and isinstance(module.members.get(outer), (ClassFacts, FunctionFacts)):
+        there = f"{module.name}:{touchpoint.qualname}"
+        defined = isinstance(module.members.get(outer), (ClassFacts, FunctionFacts))
+        if module.name != touchpoint.module and defined and Resolver(library).find(there).status == FOUND:
             yield f'verb=Moved("{module.name}:{touchpoint.qualname}")'
     home = library.module(touchpoint.module)
     if home is None or home.problem:
@@ -90,6 +102,20 @@ def _elsewhere(judgement: Judgement, library: Library) -> Iterator[str]:
         names = [name for name, member in owner.members.items() if isinstance(member, (ClassFacts, FunctionFacts))]
         for name in difflib.get_close_matches(inner or outer, names, 2, _ALIKE):
             yield f'verb=Moved("{home.name}:{place}{name}")'
+
+
+def _alike_in_shape(judgement: Judgement, library: Library, before: Signature | None) -> Iterator[str]:
+    """Functions beside the old home that take what the lost one took: it may have got a name that is quite another."""
+    touchpoint = judgement.touchpoint
+    wanted = set(before.names) if before is not None else set()
+    if len(wanted) < _TELLING or "." in touchpoint.qualname:
+        return
+    for module in modules_beside(touchpoint.module, library):
+        for name, member in module.members.items():
+            if isinstance(member, FunctionFacts):
+                takes = set(parsed(member.parameters)[0].names)
+                if len(takes & wanted) >= _SAME_SHARE * len(takes | wanted):
+                    yield f'verb=Moved("{module.name}:{name}")'
 
 
 def modules_beside(home: str, library: Library) -> list[ModuleFacts]:

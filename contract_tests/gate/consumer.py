@@ -206,7 +206,7 @@ class _Gating:
         candidates: tuple[str, ...] = ()
         first = ""
         if level in (Level.BROKEN, Level.GUARDED):
-            candidates = tuple(_candidates(after, self.target.library))
+            candidates = tuple(_candidates(after, self.target.library, old.signature))
             first = self._first(asked)
         return Finding(
             asked.touchpoint.key, home, level, asked.touchpoint.kind, file, line, why, tuple(differences), (),
@@ -255,9 +255,9 @@ def _home_in(library: Library, parts: list[str]) -> str:
     return f"{module}:{'.'.join(rest)}" if rest else module
 
 
-def _candidates(after: Judgement, library: Library) -> list[str]:
+def _candidates(after: Judgement, library: Library, before: Signature | None) -> list[str]:
     try:
-        return [text.removeprefix("verb=") for text in dict.fromkeys(helpful(after, None, library))]
+        return [text.removeprefix("verb=") for text in dict.fromkeys(helpful(after, None, library, before))]
     except SourceError:
         return []
 

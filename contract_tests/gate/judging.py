@@ -129,7 +129,9 @@ class Comparison:
     def _candidates(self, after: Judgement) -> list[str]:
         ready = moves.ready_rows(after, self.speculators, self.target.reading)
         try:
-            return [*ready, *candidate_rows(after, self.target.version, self.speculators, self.target.library)]
+            before = self.baseline.reading.at(after.touchpoint.home).signature
+            rows = candidate_rows(after, self.target.version, self.speculators, self.target.library, before)
+            return [*ready, *rows]
         except SourceError:
             return ready  # the verdict stands without guesses
 
