@@ -53,6 +53,8 @@ def judge_release(
     """
     stack = Stack(vllm.release, speculators)
     touchpoints = used_by(speculators, by_key().values() if has_generator(speculators) else CONSUMERS)
+    packages = {touchpoint.package for touchpoint in touchpoints} - {"vllm"}
+    fitting = {package: admitted(package, vllm, speculators, others) for package in packages}
     judged = []
     for touchpoint in touchpoints:
         if not within(vllm.release, touchpoint.vllm):
@@ -61,7 +63,7 @@ def judge_release(
             chosen = _selected(stack) if rows is None else tuple(rows)
             judged.append(judge(touchpoint, speculators, chosen, vllm.at))
         else:
-            judged.append(_beside(touchpoint, vllm, speculators, others, rows))
+            judged.append(_beside(touchpoint, vllm, speculators, others, fitting[touchpoint.package], rows))
     return judged
 
 
@@ -176,16 +178,20 @@ def _choice(value: str, found: Found) -> tuple[Verdict, str]:
 
 
 def _beside(
-    touchpoint: Touchpoint, vllm: Reading, speculators: str, others: Others, rows: Iterable[Adaptation] | None
+    touchpoint: Touchpoint,
+    vllm: Reading,
+    speculators: str,
+    others: Others,
+    releases: Iterable[str],
+    rows: Iterable[Adaptation] | None,
 ) -> Judgement:
     """A touchpoint of another package: on every release of it that may stand beside this vLLM."""
     judged: list[Judgement] = []
-    in_question = ADAPTATIONS if rows is None else rows
-    own = [row for row in in_question if by_key()[row.touchpoint].package == touchpoint.package]
-    for release in admitted(touchpoint.package, vllm, speculators, others):
+    in_question = ADAPTATIONS if rows is None else tuple(rows)
+    own = _rows_on(touchpoint.package, in_question)
+    for release in releases:
         pinned = {touchpoint.package: release} if touchpoint.package in _PINNED else {}
-        stack = Stack(vllm.release, speculators, **pinned)
-        chosen = [row for row in own if row.holds_for(stack)]
+        chosen = [row for row in own if row.holds_for(Stack(vllm.release, speculators, **pinned))] if own else own
         one = judge(touchpoint, speculators, chosen, others[touchpoint.package][release].at)
         why = f"{touchpoint.package} {release}: {one.why}" if one.why else ""
         judged.append(Judgement(touchpoint, one.verdict, why, one.rows, one.found))
@@ -193,6 +199,12 @@ def _beside(
         why = f"no release of {touchpoint.package} that fits beside vllm {vllm.release} was read"
         return Judgement(touchpoint, Verdict.NOT_JUDGED, why, (), Found(UNREAD, detail=why))
     return min(judged, key=lambda j: (_WORST_FIRST.index(j.verdict), not j.rows))
+
+
+@lru_cache(maxsize=256)
+def _rows_on(package: str, rows: tuple[Adaptation, ...]) -> tuple[Adaptation, ...]:
+    """Those of the rows that adapt a name of this package."""
+    return tuple(row for row in rows if by_key()[row.touchpoint].package == package)
 
 
 # The packages whose version is part of a stack, beside vLLM and speculators.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from contract_tests.candidates import candidate_rows
@@ -151,13 +151,14 @@ class Comparison:
         return next((r for r in self._between if recorded(r).bodies.get(home) != old), self.target.version)
 
 
-def level_of(after: Judgement, before: Judgement | None, differences: Iterable[Change]) -> Level:
+def level_of(after: Judgement, before: Judgement | None, differences: Sequence[Change]) -> Level:
     """How bad a judgement is, given the one on the baseline (None: it was not used there)."""
     then = before.verdict if before is not None else None
     if after.verdict is Verdict.BROKEN:
         return Level.STANDING if then is Verdict.BROKEN else Level.BROKEN
     if after.verdict is not Verdict.HOLDS:
         return Level.STANDING if then is after.verdict else Level.NOT_JUDGED
-    if after.rows:
+    as_before = before is not None and before.rows == after.rows
+    if after.rows and not (as_before and differences and not any(change.can_break for change in differences)):
         return Level.ADAPTED
-    return Level.CHANGED if list(differences) else Level.HOLDS
+    return Level.CHANGED if differences else Level.HOLDS

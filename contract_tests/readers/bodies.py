@@ -20,7 +20,7 @@ from contract_tests.readers.library import Library
 from contract_tests.readers.resolve import Resolver
 
 # Part of the cache's key: raise it when another fingerprint is made of the same code.
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -54,31 +54,29 @@ def read_body(library: Library, home: str) -> Body | None:
 
 
 def fingerprint(library: Library, home: str) -> str:
-    """The fingerprint of the function at a home, '' where it cannot be read; kept by content hash.
+    """The fingerprint of the function at a home, '' where it cannot be read.
 
     Raises:
         SourceError: a file that the release has cannot be fetched.
     """
-    module, _, qualname = home.partition(":")
-    path = library.path_of(module)
-    if path is None or library.store is None:
-        body = read_body(library, home)
-        return body.fingerprint if body is not None else ""
-    library.source(module)
-    sha256 = library.files[path]
-    key = ("bodies", str(VERSION), sha256[:2], f"{sha256}-{qualname}")
-    kept = library.store.get(*key)
-    if isinstance(kept, str):
-        return kept
     body = read_body(library, home)
-    if body is not None and body.home == home:  # one that is inherited depends on other files, too
-        library.store.put(body.fingerprint, *key)
     return body.fingerprint if body is not None else ""
 
 
 def _in_module(library: Library, module: str, qualname: str) -> Body | None:
-    content = library.source(module)
-    return None if content is None else _in_content(content, module, qualname)
+    """The function, if this file itself has it; kept by content hash."""
+    content, path = library.source(module), library.path_of(module)
+    if content is None or path is None:
+        return None
+    sha256 = library.files[path]
+    key = ("bodies", str(VERSION), sha256[:2], f"{sha256}-{qualname}")
+    kept = library.store.get(*key) if library.store is not None else None
+    if kept is not None:
+        return Body(f"{module}:{qualname}", tuple(kept["lines"]), kept["fingerprint"])
+    body = _in_content(content, module, qualname)
+    if body is not None and library.store is not None:
+        library.store.put({"lines": body.lines, "fingerprint": body.fingerprint}, *key)
+    return body
 
 
 @lru_cache(maxsize=256)

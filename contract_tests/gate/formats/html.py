@@ -44,12 +44,15 @@ tbody th { position: sticky; left: 0; background: var(--paper); text-align: left
   font-family: ui-monospace, monospace; font-size: 12px; white-space: nowrap; }
 thead th:first-child { left: 0; z-index: 3; }
 tr.group th { font: 600 12px system-ui, sans-serif; color: var(--soft); }
-td a { color: inherit; text-decoration: none; display: block; }
+td a, thead a { color: inherit; text-decoration: none; display: block; }
 td.broken, .level.broken { color: #fff; background: var(--broken); }
 td.unjudged, .level.unjudged { color: #fff; background: var(--unjudged); }
-td.look, .level.look { color: var(--look); font-weight: 700; } td.adapted, .level.adapted { color: var(--adapted); }
-td.changed, .level.changed { color: var(--changed); } td.holds, td.standing, td.none { color: var(--soft); }
-.legend span { margin-right: 1.2em; } .level { padding: 0 .4em; border-radius: 3px; }
+td.look, .level.look { color: var(--look); font-weight: 700; }
+td.adapted, .level.adapted { color: #fff; background: var(--adapted); } td.steady { color: var(--adapted); }
+td.changed, .level.changed { color: var(--changed); font-weight: 700; }
+td.holds, td.standing, td.none { color: var(--soft); }
+tr.verdict td, tr.verdict th { border-bottom: 2px solid var(--soft); font-weight: 600; }
+.legend > span { margin-right: 1.4em; white-space: nowrap; } .level { padding: 0 .4em; border-radius: 3px; }
 details { margin: .3rem 0; } summary { cursor: pointer; }
 details:target { outline: 2px solid var(--changed); }
 dl { display: grid; grid-template-columns: 7em 1fr; margin: .3rem 1.2rem; gap: 2px 10px; }
@@ -78,10 +81,11 @@ def _page(reports: Sequence[Report], fail_on: str) -> Iterator[str]:
     yield "<title>specshim gate: vLLM releases and what is used of them</title>"
     yield f"<style>{_STYLE}</style>\n<script>{_SCRIPT}</script>\n</head>\n<body>"
     yield "<h1>vLLM releases, and what is used of them</h1>"
-    yield "<p>Each release is compared with the one before it; a cell leads to what changed.</p>"
+    yield "<p>Each release, the newest first, is compared with the one before it; a cell leads to what changed. "
+    yield "What a row covers as it did before is green on the page's own ground; what it covers anew is filled.</p>"
     yield f'<p class="legend">{"".join(_legend(level) for level in Level)}</p>'
     for consumer in dict.fromkeys(report.consumer for report in reports):
-        own = [(i, report) for i, report in enumerate(reports) if report.consumer == consumer]
+        own = [(i, report) for i, report in enumerate(reports) if report.consumer == consumer][::-1]
         yield f"<h2>{escape(consumer)}</h2>"
         yield from _matrix(own)
         for index, report in own:
@@ -104,7 +108,10 @@ def _matrix(reports: Sequence[tuple[int, Report]]) -> Iterator[str]:
             known.setdefault(finding.key, finding)
     cells = {(index, f.key): (number, f) for index, r in reports for number, f in enumerate(r.findings)}
     module = ""
-    for key, finding in sorted(known.items(), key=lambda item: (item[1].kind == "body", item[1].home, item[0])):
+    yield '<tr class="verdict"><th scope="row">all of it</th>'
+    yield "".join(_verdict(index, report) for index, report in reports)
+    yield "</tr>"
+    for key, finding in sorted(known.items(), key=lambda item: _order(item[1])):
         if finding.home.partition(":")[0] != module:
             module = finding.home.partition(":")[0]
             yield f'<tr class="group"><th scope="rowgroup">{escape(module)}</th>{"<td></td>" * len(reports)}</tr>'
@@ -112,6 +119,18 @@ def _matrix(reports: Sequence[tuple[int, Report]]) -> Iterator[str]:
         yield "".join(_cell(index, report, cells.get((index, key))) for index, report in reports)
         yield "</tr>"
     yield "</tbody></table></div>"
+
+
+def _order(finding: Finding) -> tuple[bool, bool, str, str]:
+    """vLLM's own names first, then watched bodies, then what stands beside it."""
+    return not finding.home.startswith("vllm"), finding.kind == "body", finding.home, finding.key
+
+
+def _verdict(index: int, report: Report) -> str:
+    worst = min((f.level for f in report.findings), key=lambda level: level.rank, default=Level.HOLDS)
+    said = escape(title(report), quote=True)
+    sign = f'<a href="#report-{index}" aria-label="{said}">{_SIGNS[worst]}</a>'
+    return f'<td class="{_CLASSES[worst]}" title="{said}">{sign}</td>'
 
 
 def _cell(index: int, report: Report, found: tuple[int, Finding] | None) -> str:
@@ -122,7 +141,8 @@ def _cell(index: int, report: Report, found: tuple[int, Finding] | None) -> str:
     sign = _SIGNS[finding.level]
     if finding.level is not Level.HOLDS:
         sign = f'<a href="#finding-{index}-{number}" aria-label="{said}">{sign}</a>'
-    return f'<td class="{_CLASSES[finding.level]}" title="{said}">{sign}</td>'
+    name = "steady" if finding.level is Level.ADAPTED and not finding.changes else _CLASSES[finding.level]
+    return f'<td class="{name}" title="{said}">{sign}</td>'
 
 
 def _details(index: int, report: Report, fail_on: str) -> Iterator[str]:
