@@ -5,6 +5,7 @@ nox -s demo                  the main job, on a real small model
 nox -s contracts -- 0.33.0   static contracts of some releases (none named: of all)
 nox -s "live(0.24.0)"        live contracts of one release (-s live: of all)
 nox -s bench                 speed, as a share of plain prefill
+nox -s gate -- vllm==latest  the upgrade gate; nox -s bench-gate: what it costs
 nox -s mutate-rows           each adaptation row left out in turn: a check has to fail
 nox -s crash                 kill -9 at 200 random points of extractions in every format
 nox -s mutate-files          ten thousand damaged files to every reader
@@ -40,6 +41,8 @@ RELEASES = {r["version"]: r for r in tomllib.loads((ROOT / "releases.toml").read
 READERS = ("griffe>=1.7", "pypi-simple>=1.6", "remotezip>=0.12", "requests>=2.31")
 LIVE = [version for version, release in RELEASES.items() if release["live"]]
 NOT_TAKEN = ("torch", "triton", "nvidia-")
+# The schemas of the forms that the gate writes.
+SCHEMAS = ("jsonschema", "xmlschema", "check-jsonschema", "pyyaml", "markdown-it-py")
 TESTED = "0.16.0"  # the live release of `nox -s tests`
 DEMO = LIVE[-1]
 SPECULATORS = ("0.3.0", "0.4.0", "0.4.0.1")
@@ -131,7 +134,7 @@ def tests(session: nox.Session) -> None:
     install_vllm(session, TESTED)
     install_speculators(session, "0.4.0.1")
     older = beside(session, "0.3.0")
-    install_self(session, "pytest>=8", "hypothesis>=6", "jsonschema>=4", *READERS)
+    install_self(session, "pytest>=8", "hypothesis>=6", *READERS, *SCHEMAS)
     environment = {**cache_for(TESTED), "SPECSHIM_OLDER_SPECULATORS": older}
     session.run("pytest", "-m", "not network", *session.posargs, env=environment)
 
@@ -166,6 +169,20 @@ def contracts(session: nox.Session) -> None:
     """Static contracts of the releases named, or of all: sources are read, nothing is installed."""
     install_self(session, "pytest>=8", *READERS)
     session.run("python", "-m", "contract_tests.check", *session.posargs)
+
+
+@nox.session
+def gate(session: nox.Session) -> None:
+    """Is this vLLM safe to merge? Arguments as for `specshim gate`."""
+    install_self(session, *READERS)
+    session.run("python", "-m", "contract_tests.gate", *session.posargs)
+
+
+@nox.session(name="bench-gate")
+def bench_gate(session: nox.Session) -> None:
+    """What a verdict on all releases costs, next to installing vLLM (`-- --install`: for real)."""
+    install_self(session, "uv", *READERS)
+    session.run("python", "-m", "contract_tests.gate.bench", *session.posargs)
 
 
 @nox.session

@@ -1,7 +1,7 @@
-"""Whole readings in the cache, so that a release that was read once is not read again.
+"""Whole readings, so that a release that was read once is not read again: in the cache, and the committed snapshots.
 
 A file of the index never changes under its name and hash; what may change is what is asked of it, and the code
-that reads. Both are part of the key.
+that reads. Both are part of the cache's key; of the snapshots, tests see to it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from contract_tests import readers
 from contract_tests.homes import called_homes, homes_in
 from contract_tests.readers.found import Reading
+from contract_tests.recorded import is_recorded, recorded
 from contract_tests.sources.release import ReleaseTree
 from contract_tests.sources.store import Store
 from contract_tests.watched import WATCHED
@@ -29,10 +30,45 @@ def keep_reading(tree: ReleaseTree, reading: Reading) -> None:
     Store(tree.settings.cache).put(reading.as_dict(), *_name(tree))
 
 
+def same_as_recorded(tree: ReleaseTree) -> bool:
+    """Whether every source file that the snapshot of this release was read from is, by its hash, the one in `tree`.
+
+    Then the snapshot says what a reading would. Not for those who make or check snapshots.
+
+    Raises:
+        SourceError: a file cannot be fetched.
+    """
+    if tree.package != "vllm" or not is_recorded(tree.version):
+        return False
+    snapshot, store = recorded(tree.version), Store(tree.settings.cache)
+    if snapshot.distribution != tree.distribution.filename or set(snapshot.found) != set(homes_in("vllm")):
+        return False
+    state = hashlib.sha256(repr(sorted(snapshot.files.items())).encode()).hexdigest()[:24]
+    key = ("same", state, _identity(tree))
+    kept = store.get(*key)
+    if isinstance(kept, bool):
+        return kept
+    there = tree.paths().issuperset(snapshot.files)
+    if there:
+        tree.prefetch(snapshot.files)
+    same = there and all(_hash(tree, path) == sha256 for path, sha256 in snapshot.files.items())
+    tree.save()
+    store.put(same, *key)
+    return same
+
+
+def _hash(tree: ReleaseTree, path: str) -> str:
+    tree.read(path)
+    return tree.sha256(path)
+
+
 def _name(tree: ReleaseTree) -> tuple[str, ...]:
+    return "readings", _asked(tree.package), f"{tree.package}-{tree.version}-{_identity(tree)}"
+
+
+def _identity(tree: ReleaseTree) -> str:
     file = tree.distribution
-    identity = hashlib.sha256(f"{file.filename} {file.url} {file.sha256}".encode()).hexdigest()[:24]
-    return "readings", _asked(tree.package), f"{tree.package}-{tree.version}-{identity}"
+    return hashlib.sha256(f"{file.filename} {file.url} {file.sha256}".encode()).hexdigest()[:24]
 
 
 @lru_cache(maxsize=8)

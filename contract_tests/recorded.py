@@ -29,6 +29,11 @@ def recorded(release: str) -> Reading:
     return Reading.from_dict(json.loads(path.read_text(encoding="utf-8")))
 
 
+def is_recorded(release: str) -> bool:
+    """Whether there is a snapshot of this vLLM release."""
+    return (FOLDER / f"{release}.json").is_file()
+
+
 @lru_cache(maxsize=8)
 def recorded_others(package: str) -> dict[str, Reading]:
     """release -> snapshot, for a package that is read beside vLLM; {} where none was taken."""

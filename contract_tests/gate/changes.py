@@ -121,10 +121,10 @@ def misplaced(before: Signature, after: Signature, call: Call) -> str:
 
     A parameter that only has another name in its old place is none: whoever gives it by position does not notice.
     """
-    names = [p.name for p in after.parameters]
+    names, known = [p.name for p in after.parameters], {p.name for p in before.parameters}
     for number, old in enumerate(before.parameters[: call.positional]):
         new = names[number] if number < len(names) else ""
-        if new != old.name and old.name in names:
+        if new != old.name and (old.name in names or new in known):
             return f"argument {number + 1} was {old.name} and would now be {new}; the call is {call}"
     return ""
 

@@ -126,7 +126,7 @@ def _aim(library: Library, key: str, home: str, call: Call | None, incomplete: s
     node: Node | None = None
     for name in qualname.split("."):
         same = [entry for entry in body if _named(entry) == name]
-        if len(same) != 1:
+        if len(same) != 1 or any(_assigns(entry, name) for entry in body):
             return None  # defined in a branch, on `self`, or more than once: no edit of one place decides
         if isinstance(node, ast.ClassDef):
             owner = node
@@ -144,6 +144,11 @@ def _named(node: ast.stmt) -> str:
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         return node.name
     return node.target.id if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) else ""
+
+
+def _assigns(node: ast.stmt, name: str) -> bool:
+    targets = node.targets if isinstance(node, ast.Assign) else []
+    return any(isinstance(target, ast.Name) and target.id == name for target in targets)
 
 
 def random_edits(found: list[Aim], count: int, seed: int) -> Iterator[Edit]:

@@ -59,8 +59,14 @@ def _row_names(version: str, speculators: str) -> list[str]:
 
 def judged(release: Release, speculators: str, others: Others) -> list[Judgement]:
     """Every touchpoint of one speculators release; builds that may be ahead of their version as the shims take them."""
-    found = judge_release(release.reading, speculators, others)
-    return [_confirmed(one, release, speculators) if one.verdict is Verdict.BROKEN else one for one in found]
+    # A release is the target of one gate and may be the baseline of the next; others only ever grow.
+    key = speculators, sum(map(len, others.values()))
+    if key not in release.judged:
+        found = judge_release(release.reading, speculators, others)
+        release.judged[key] = [
+            _confirmed(one, release, speculators) if one.verdict is Verdict.BROKEN else one for one in found
+        ]
+    return release.judged[key]
 
 
 def _confirmed(one: Judgement, release: Release, speculators: str) -> Judgement:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from contract_tests.gate.targets import Target, is_supported
+from contract_tests.judge import Judgement
+from contract_tests.kept import same_as_recorded
 from contract_tests.readers.found import Reading
 from contract_tests.readers.library import Library
 from contract_tests.recorded import recorded
-from contract_tests.snapshot import read_release, read_tree
+from contract_tests.snapshot import read_release, read_releases, read_tree
 from contract_tests.sources import Settings, SourceError, open_release
+from contract_tests.sources.release import ReleaseTree
 from contract_tests.sources.store import Store
 from contract_tests.support_page import live, results
 from shims.errors import UsageError
@@ -30,6 +34,7 @@ class Release:
     reading: Reading
     open_library: Callable[[], Library]
     notes: tuple[str, ...] = ()
+    judged: dict[tuple[str, int], list[Judgement]] = field(default_factory=dict, repr=False)  # see `judging.judged`
 
     @cached_property
     def library(self) -> Library:
@@ -52,8 +57,9 @@ def read_target(target: Target, settings: Settings) -> Release:
         wanted, found = f"vLLM {known()[0]} or newer", target.version
         raise UsageError(target.name, wanted, found, "gate a newer release, or say --version if this one is mistaken")
     store = Store(settings.cache)
-    if target.published and target.name.startswith("vllm "):
-        reading = read_release("vllm", target.version, settings)  # kept whole in the cache
+    if isinstance(target.tree, ReleaseTree) and target.tree.package == "vllm":
+        same = same_as_recorded(target.tree)
+        reading = recorded(target.version) if same else read_release("vllm", target.version, settings)
     else:
         reading = read_tree(target.tree, "vllm", target.version, store)
     _refuse_if_hollow(target, reading)
@@ -61,6 +67,21 @@ def read_target(target: Target, settings: Settings) -> Release:
     return Release(
         target.name, target.version, reading, lambda: Library(target.tree, store), notes if target.assumed else ()
     )
+
+
+def fetch_together(releases: Sequence[str], settings: Settings) -> None:
+    """Fetch several releases of vLLM side by side, and read those that are not as they were recorded.
+
+    Raises:
+        SourceError: one of them cannot be read.
+    """
+
+    def same(release: str) -> bool:
+        return same_as_recorded(open_release("vllm", release, settings))
+
+    with ThreadPoolExecutor(settings.connections) as pool:
+        known_ones = list(pool.map(same, releases))
+    read_releases("vllm", [r for r, is_same in zip(releases, known_ones, strict=True) if not is_same], settings)
 
 
 def _refuse_if_hollow(target: Target, reading: Reading) -> None:

@@ -10,11 +10,10 @@ from contract_tests.gate.consumer import Consumer, gate_consumer, open_consumer
 from contract_tests.gate.deadline import deadline
 from contract_tests.gate.judging import gate
 from contract_tests.gate.options import Options
-from contract_tests.gate.releases import NOT_READ, Release, default_baseline, read_baseline, read_target
+from contract_tests.gate.releases import NOT_READ, Release, default_baseline, fetch_together, read_baseline, read_target
 from contract_tests.gate.report import Finding, Level, Report
 from contract_tests.gate.targets import open_target
 from contract_tests.homes import GENERATORS
-from contract_tests.snapshot import read_releases
 from contract_tests.sources import Settings
 from shims.errors import SpecshimError
 from shims.releases import known
@@ -31,11 +30,12 @@ def run(options: Options) -> list[Report]:
     """
     settings = Settings.from_environment(options.offline)
     reports: list[Report] = []
+    releases = _Releases(settings)
     with deadline(options.timeout, "the gate"):
         consumers = [open_consumer(text, settings) for text in options.consumers]
         for bump in _bumps(options, settings):
             try:
-                reports += _judge(bump, options, consumers, settings)
+                reports += _judge(bump, options, consumers, releases)
             except SpecshimError as error:
                 reports.append(not_judged(bump, error))
     return reports
@@ -66,24 +66,46 @@ def _bumps(options: Options, settings: Settings) -> Iterator[Bump]:
     for target in options.targets:
         if target == ALL:
             releases = known()
-            read_releases("vllm", releases, settings)  # together: side by side, and each file parsed once
+            fetch_together(releases, settings)
             for before, release in zip([releases[0], *releases], releases, strict=False):
                 yield Bump(f"vllm=={release}", before)
         else:
             yield Bump(target, options.baseline)
 
 
-def _judge(bump: Bump, options: Options, consumers: list[Consumer], settings: Settings) -> Iterator[Report]:
+class _Releases:
+    """The releases that were read in this run: what is a target first may be a baseline then."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._baselines: dict[str, Release] = {}
+
+    def target(self, text: str, version: str, pre: bool) -> Release:
+        """See `read_target`."""
+        opened = open_target(text, self.settings, version=version, pre=pre)
+        release = read_target(opened, self.settings)
+        if opened.published and opened.name == f"vllm {release.version}":
+            self._baselines[release.version] = release
+        return release
+
+    def baseline(self, version: str) -> Release:
+        """See `read_baseline`."""
+        if version not in self._baselines:
+            self._baselines[version] = read_baseline(version, self.settings)
+        return self._baselines[version]
+
+
+def _judge(bump: Bump, options: Options, consumers: list[Consumer], releases: _Releases) -> Iterator[Report]:
     started = time.perf_counter()
-    target = read_target(open_target(bump.target, settings, version=options.version, pre=options.pre), settings)
+    target = releases.target(bump.target, options.version, options.pre)
     chosen = options.baseline or bump.baseline
     reading = time.perf_counter() - started
     for speculators in speculators_of(options):
-        baseline = read_baseline(chosen or default_baseline(target.version, speculators), settings)
-        yield _placed(gate(target, baseline, speculators, settings), target, bump, reading)
+        baseline = releases.baseline(chosen or default_baseline(target.version, speculators))
+        yield _placed(gate(target, baseline, speculators, releases.settings), target, bump, reading)
     for consumer in consumers:
-        baseline = read_baseline(chosen or default_baseline(target.version, GENERATORS[-1]), settings)
-        yield _placed(gate_consumer(target, baseline, consumer, settings), target, bump, reading)
+        baseline = releases.baseline(chosen or default_baseline(target.version, GENERATORS[-1]))
+        yield _placed(gate_consumer(target, baseline, consumer, releases.settings), target, bump, reading)
 
 
 def _placed(report: Report, target: Release, bump: Bump, reading: float) -> Report:

@@ -65,15 +65,15 @@ def fingerprint(library: Library, home: str) -> str:
 
 def _in_module(library: Library, module: str, qualname: str) -> Body | None:
     """The function, if this file itself has it; kept by content hash."""
-    content, path = library.source(module), library.path_of(module)
-    if content is None or path is None:
+    sha256 = library.hash_of(module)
+    if not sha256:
         return None
-    sha256 = library.files[path]
     key = ("bodies", str(VERSION), sha256[:2], f"{sha256}-{qualname}")
     kept = library.store.get(*key) if library.store is not None else None
     if kept is not None:
         return Body(f"{module}:{qualname}", tuple(kept["lines"]), kept["fingerprint"])
-    body = _in_content(content, module, qualname)
+    content = library.source(module)
+    body = _in_content(content, module, qualname) if content is not None else None
     if body is not None and library.store is not None:
         library.store.put({"lines": body.lines, "fingerprint": body.fingerprint}, *key)
     return body

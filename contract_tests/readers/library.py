@@ -9,7 +9,7 @@ from contract_tests.readers import facts
 from contract_tests.readers.facts import ModuleFacts
 from contract_tests.readers.modules import read_module
 from contract_tests.sources.store import Store, digest
-from contract_tests.sources.trees import SourceTree
+from contract_tests.sources.trees import HashedTree, SourceTree
 
 _reading = threading.Lock()
 
@@ -69,6 +69,23 @@ class Library:
         content = self.tree.read(path)
         self.files[path] = digest(content)
         return content
+
+    def hash_of(self, name: str) -> str:
+        """The content hash of a module's source, '' where the release has none of this name.
+
+        Raises:
+            SourceError: its file cannot be fetched.
+        """
+        path = self.path_of(name)
+        if path is None:
+            return ""
+        if path not in self.files and isinstance(self.tree, HashedTree):
+            known = self.tree.known_hash(path)
+            if known:
+                self.files[path] = known
+        if path not in self.files:
+            self.source(name)
+        return self.files[path]
 
     def loaded(self) -> dict[str, ModuleFacts]:
         """The modules read so far."""

@@ -145,6 +145,10 @@ class ReleaseTree:
         """Hash of a file that was read."""
         return str(self._known["read"][path])
 
+    def known_hash(self, path: str) -> str:
+        """See `HashedTree`."""
+        return str(self._known["read"].get(path, ""))
+
     def save(self) -> None:
         """Remember which contents the files read so far have."""
         if self._changed:

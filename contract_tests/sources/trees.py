@@ -11,7 +11,7 @@ import tarfile
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Protocol, runtime_checkable
 
 from shims.errors import SpecshimError
 
@@ -44,6 +44,14 @@ class SourceTree(Protocol):
         Raises:
             SourceError: it cannot be read.
         """
+
+
+@runtime_checkable
+class HashedTree(Protocol):
+    """A tree that knows the hashes of some contents without reading them again."""
+
+    def known_hash(self, path: str) -> str:
+        """The hash of a file that was read before, '' of one that was not."""
 
 
 # Where a source distribution or a checkout says what it asks for; `.dist-info/METADATA` of a wheel aside.

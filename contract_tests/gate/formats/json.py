@@ -19,4 +19,4 @@ def render(reports: Sequence[Report], fail_on: str) -> str:
         "exit_code": exit_code(reports, fail_on),
         "reports": [report.as_dict() for report in reports],
     }
-    return json.dumps(data, indent=1) + "\n"
+    return json.dumps(data) + "\n"
