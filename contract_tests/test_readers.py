@@ -184,6 +184,22 @@ def test_inherited_constructor_methods_and_attributes(package: Path) -> None:
     assert _find(package, ".config:Config.later").status == FOUND
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        "def f(a, b=1): return 0",
+        "def f(\n    a,\n    b=1,\n) -> (\n    int\n    | None\n): ...",
+        "def f(\n    a, b=1\n): ...",
+        "def f(a, b=1) -> dict[\n    str, int\n]:\n    return {}",
+        "def f(\n    a, b=1\n) -> int:  # a remark\n    @g\n    def inner(): ...\n    return 0",
+    ],
+)
+def test_a_header_over_several_lines(package: Path, header: str) -> None:
+    (package / "sample" / "headers.py").write_text(f"{header}\nclass After:\n    x: int = 1\n", encoding="utf-8")
+    assert _signature(package, ".headers:f") == "(a, b=…)"
+    assert _find(package, ".headers:After.x").status == FOUND
+
+
 def test_literals_are_written_out(package: Path) -> None:
     assert _find(package, ".config:Other").text == "Literal['c', 'a', 'b']"
 

@@ -60,7 +60,9 @@ def _outline(code: Sequence[str], body: list[ast.stmt]) -> str:
         begin = function.body[0]
         first = min([begin.lineno, *(d.lineno for d in getattr(begin, "decorator_list", []))])
         last = function.body[-1].end_lineno or 0
-        if first > max(function.lineno, _header_end(function)):
+        # A body that begins on the last line of the header, as in `) -> (A | B): ...`, is short enough to stay.
+        own_line = not code[first - 1].encode()[: begin.col_offset].strip() or first < begin.lineno
+        if first > max(function.lineno, _header_end(function)) and own_line:
             indent = " " * (function.col_offset + 1)
             lines[first - 1 : last] = [f"{indent}...", *[""] * (last - first)]
     return "\n".join(lines) + "\n"
