@@ -146,6 +146,12 @@ def test_what_is_no_diff_has_no_bump(text: str) -> None:
     assert [new for _, new in said_in(text) if new.file] == []
 
 
+def test_lines_made_to_take_long() -> None:
+    """Each would keep a pattern with two ways to read it busy for years."""
+    for line in ("vllm==" + "1." * 900 + "!", "vllm" + "==1," * 450, "VLLM_VERSION=" + "1-" * 900, "vllm" * 100_000):
+        assert len(list(said_in(_diff("requirements.txt", "", line)))) <= 1
+
+
 def test_a_file_name_with_spaces_and_quotes(tmp_path: Path) -> None:
     diff = _diff("my reqs.txt", "vllm==0.32.0", "vllm==0.33.0").replace("+++ b/my reqs.txt", '+++ "b/my reqs.txt"')
     assert [bump.file for bump in _found(diff, tmp_path)] == ["my reqs.txt"]

@@ -57,7 +57,8 @@ def run(index: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path / "here")
 
     def gate(*arguments: str) -> tuple[int, str]:
-        code = main([*arguments, "--baseline", RELEASE, "--speculators", "0.4.0.1"])
+        given = ["--baseline", RELEASE, "--speculators", "0.4.0.1", *arguments]
+        code = main(given)
         printed = capsys.readouterr()
         return code, printed.out + printed.err
 
@@ -69,7 +70,8 @@ def run(index: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
 
 def test_a_release_of_the_index_and_the_latest(run: Run, index: Served, files: dict[str, bytes]) -> None:
     index.files[_WHEEL] = wheel(files)
-    for target in (f"vllm=={RELEASE}", "vllm==latest", RELEASE, f"v{RELEASE}", "latest", f"vllm === {RELEASE}"):
+    names = (f"vllm=={RELEASE}", "vllm==latest", RELEASE, f"v{RELEASE}", "latest", f"vllm === {RELEASE}", "vllm==0.33")
+    for target in names:
         code, text = run(target)
         assert (code, f"vllm {RELEASE} against {RELEASE}" in text) == (0, True), text
 
@@ -187,6 +189,21 @@ def test_a_release_that_is_not_there(run: Run, index: Served, files: dict[str, b
     index.files[_WHEEL] = wheel(files)
     code, text = run("vllm==0.99.0")
     assert (code, f"newest: {RELEASE}" in text) == (2, True)
+
+
+def test_wrong_versions_beside_the_target(run: Run, index: Served, files: dict[str, bytes]) -> None:
+    index.files[_WHEEL] = wheel(files)
+    target = f"vllm=={RELEASE}"
+    assert "leave it out" in run(target, "--version", "0.32.0")[1]
+    for options in (("--version", "x"), ("--speculators", "x"), ("--speculators", "0.2.0"), ("--baseline", "x")):
+        code, text = run(target, *options)
+        assert (code, "Traceback" in text) == (2, False), text
+
+
+def test_a_speculators_that_is_not_known_yet(run: Run, index: Served, files: dict[str, bytes]) -> None:
+    index.files[_WHEEL] = wheel(files)
+    code, text = run(f"vllm=={RELEASE}", "--speculators", "0.4.9")
+    assert (code, "speculators 0.4.9 could not be read" in text) == (0, True), text
 
 
 def test_a_release_before_the_tables(run: Run, index: Served, files: dict[str, bytes]) -> None:

@@ -128,6 +128,12 @@ def newest_first(versions: Iterable[str], final: bool = False) -> list[str]:
     return sorted(kept, key=parsed.__getitem__, reverse=True)
 
 
+def spelled(version: str, versions: Iterable[str]) -> str:
+    """`version` as `versions` has it: `0.33` is `0.33.0` there; as it is where they do not have it."""
+    wanted = parse(version)
+    return next((v for v in newest_first(versions) if Version(v) == wanted), version)
+
+
 def at_or_below(version: str, versions: Iterable[str]) -> str | None:
     """The newest of `versions` that is not newer than `version`'s base release, or None."""
     return next((v for v in newest_first(versions) if within(v, f"<={parse(version).base_version}")), None)

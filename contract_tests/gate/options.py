@@ -131,12 +131,12 @@ def _parser(program: str) -> argparse.ArgumentParser:
     add("--version", default="", metavar="VERSION", help="what to take a folder or file for that does not tell")
     add("--pre", action="store_true", help="vllm==latest may be a pre-release")
     add("--offline", action="store_true", help="answer from the cache alone")
-    add("--timeout", type=_seconds, default=300.0, metavar="SECONDS", help="for the whole run (default: 300)")
+    add("--timeout", type=seconds, default=300.0, metavar="SECONDS", help="for the whole run (default: 300)")
     return parser
 
 
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0 < seconds < 1e6:
+def seconds(text: str) -> float:
+    given = float(text)
+    if not 0 < given < 1e6:
         raise argparse.ArgumentTypeError("more than 0 seconds are needed")
-    return seconds
+    return given

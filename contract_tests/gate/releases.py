@@ -20,7 +20,7 @@ from contract_tests.sources.store import Store
 from contract_tests.support_page import live, results
 from shims.errors import UsageError
 from shims.releases import known
-from shims.versions import at_or_below, is_exact_release, parse, within
+from shims.versions import at_or_below, is_exact_release, parse, spelled, within
 
 UNKNOWN, STATIC, VERIFIED, NOT_READ = "unknown", "static", "verified", "not read"
 
@@ -105,13 +105,13 @@ def read_baseline(version: str, settings: Settings) -> Release:
     Raises:
         SourceError: it cannot be read.
     """
-    base = version.partition("+")[0]
+    base = spelled(version.partition("+")[0], known())
     reading = recorded(base) if base in known() else read_release("vllm", base, settings)
 
     def library() -> Library:
         return Library(open_release("vllm", base, settings), Store(settings.cache))
 
-    return Release(f"vllm {version}", version, reading, library)
+    return Release(f"vllm {base}", base, reading, library)
 
 
 def state_of(version: str, speculators: str) -> str:
@@ -127,7 +127,8 @@ def state_of(version: str, speculators: str) -> str:
 def default_baseline(version: str, speculators: str) -> str:
     """The newest verified release at or below `version`; where none is, the newest known one below it."""
     verified = [release for release in known() if state_of(release, speculators) == VERIFIED]
-    return at_or_below(version, verified) or at_or_below(version, known()) or known()[0]
+    below = [release for release in known() if within(release, f"<{base_of(version)}")]
+    return at_or_below(version, verified) or (below[-1] if below else known()[0])
 
 
 def between(baseline: str, target: str) -> list[str]:

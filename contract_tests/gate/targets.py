@@ -18,12 +18,20 @@ from urllib.request import url2pathname
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import InvalidSdistFilename, InvalidWheelFilename, parse_sdist_filename, parse_wheel_filename
 
-from contract_tests.sources import FolderTree, Settings, SourceError, SourceTree, open_release, released
+from contract_tests.sources import (
+    FolderTree,
+    Settings,
+    SourceError,
+    SourceTree,
+    known_release,
+    open_release,
+    released,
+)
 from contract_tests.sources.release import open_url, unreadable_as
 from contract_tests.sources.trees import TarTree, ZipTree, open_zip
 from shims.errors import UsageError
 from shims.releases import known
-from shims.versions import DISTRIBUTIONS, newest_first, parse, within
+from shims.versions import DISTRIBUTIONS, newest_first, parse, spelled, within
 
 FORMS = "vllm==X, vllm==latest, a wheel or sdist file, a URL, a checkout folder, installed, or all"
 LATEST = "latest"
@@ -90,6 +98,9 @@ def open_target(text: str, settings: Settings, package: str = "vllm", version: s
         target = _file(Path(text), package, version)
     else:
         target = _release(text, settings, package, pre)
+        if version:
+            found = f"{version}, for {target.name}"
+            raise UsageError("--version", "a folder or a file that does not say its version", found, "leave it out")
     _refuse_other_packages(target)
     return target
 
@@ -113,6 +124,8 @@ def _release(text: str, settings: Settings, package: str, pre: bool) -> Target:
         if not versions:
             raise SourceError(distribution, "a release on the index", "it has none", "check the name and the index")
         version = versions[-1]
+    elif known_release(distribution, version, settings) is None:
+        version = spelled(version, released(distribution, settings, final=False))
     tree = open_release(distribution, version, settings)
     return Target(f"{distribution} {version}", package, version, tree, published=True)
 
@@ -120,7 +133,7 @@ def _release(text: str, settings: Settings, package: str, pre: bool) -> Target:
 def _requirement(text: str, package: str) -> tuple[str, str]:
     """(distribution, version or `latest`) of `name==version`, or of a version alone."""
     names = DISTRIBUTIONS.get(package, (package,))
-    if text == LATEST or re.fullmatch(r"v?\d+(\.\w+)*([.+-]\w+)*", text):
+    if text == LATEST or re.fullmatch(r"v?\d+([.+-]\w+)*", text):
         return names[0], LATEST if text == LATEST else str(parse(text, "TARGET"))
     name, equals, version = text.partition("==")
     if equals and version.strip() == LATEST:

@@ -17,10 +17,11 @@ from functools import lru_cache
 
 from contract_tests.readers import syntax
 from contract_tests.readers.library import Library
+from contract_tests.readers.modules import MOST_PARSED
 from contract_tests.readers.resolve import Resolver
 
 # Part of the cache's key: raise it when another fingerprint is made of the same code.
-VERSION = 2
+VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -81,9 +82,17 @@ def _in_module(library: Library, module: str, qualname: str) -> Body | None:
 
 @lru_cache(maxsize=256)
 def _in_content(content: bytes, module: str, qualname: str) -> Body | None:
+    if len(content) > MOST_PARSED:
+        return None
+    home, names = f"{module}:{qualname}", qualname.split(".")
     try:
-        text = _sliced(content.decode("utf-8-sig"), qualname.split("."))
-        return None if text is None else _body(f"{module}:{qualname}", text)
+        code = content.decode("utf-8-sig")
+        text = _sliced(code, names)
+        try:
+            return None if text is None else _body(home, text)
+        except SyntaxError:  # a text within the function begins further left than the function
+            text = _parsed_out(code, names)
+            return None if text is None else _body(home, text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
@@ -119,6 +128,20 @@ def _sliced(code: str, names: list[str]) -> str | None:
     while first > start and lines[first - 1].lstrip().startswith("@"):
         first -= 1
     return textwrap.dedent("\n".join(lines[first:last])) + "\n"
+
+
+def _parsed_out(code: str, names: list[str]) -> str | None:
+    """The same by the syntax tree of the whole file; not dedented, but under a line that lets it stand."""
+    body: list[ast.stmt] = syntax.module(code).body
+    found: ast.stmt | None = None
+    for name in names:
+        found = next((e for e in body if getattr(e, "name", "") == name), None)
+        body = found.body if isinstance(found, ast.ClassDef) else []
+    if not isinstance(found, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return None
+    first = min([found.lineno, *(decorator.lineno for decorator in found.decorator_list)])
+    lines = code.splitlines()[first - 1 : found.end_lineno]
+    return "\n".join(["if True:"] * bool(found.col_offset) + lines) + "\n"
 
 
 def _header(lines: list[str], start: int, end: int, above: int, pattern: str) -> int | None:

@@ -19,7 +19,7 @@ logging.getLogger("griffe").setLevel(logging.CRITICAL)
 _LONG = 300
 _LONG_TABLE = 20_000
 # A syntax tree takes a hundred times the space of its source; no module that matters comes near this.
-_MOST_PARSED = 2 * 1024 * 1024
+MOST_PARSED = 2 * 1024 * 1024
 
 
 def read_module(name: str, path: str, content: bytes) -> ModuleFacts:
@@ -30,7 +30,7 @@ def read_module(name: str, path: str, content: bytes) -> ModuleFacts:
         path: of the file, to tell a package from a module.
         content: its source.
     """
-    if len(content) > _MOST_PARSED:
+    if len(content) > MOST_PARSED:
         return ModuleFacts(name, problem=f"{path} is larger than a module can be: {len(content)} bytes")
     try:
         code = content.decode("utf-8-sig")
