@@ -1,4 +1,4 @@
-"""For tests: a vLLM of signatures alone, written from a snapshot, in which every name that is looked up reads the same.
+"""For tests: a package of signatures alone, vLLM most of all, written from a snapshot: every name reads the same.
 
 So that whole runs of the gate, and edits of the sources that it judges, need no network.
 """
@@ -41,12 +41,12 @@ def stub_files(reading: Reading) -> dict[str, bytes]:
     for home, found in sorted(there.items(), key=lambda item: ("." in item[0].partition(":")[2], item[0])):
         _place(modules, home, found)
     names = set(modules) | {name.rpartition(".")[0] for name in modules}
-    packages = {n for name in names for n in _above(name)} | {"vllm"}
+    packages = {n for name in names for n in _above(name)} | {reading.package}
     files = {f"{name.replace('.', '/')}/__init__.py": b"" for name in packages}
     for name, module in modules.items():
         end = "/__init__.py" if name in packages else ".py"
         files[name.replace(".", "/") + end] = _text(module).encode()
-    files["vllm/_version.py"] = f"__version__ = version = '{reading.release}'\n".encode()
+    files[f"{reading.package}/_version.py"] = f"__version__ = version = '{reading.release}'\n".encode()
     files["requirements/common.txt"] = "".join(f"{n}{r}\n" for n, r in reading.requires.items()).encode()
     return files
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import re
 import struct
 import subprocess
@@ -12,12 +13,13 @@ import sys
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from contract_tests.gate.__main__ import main
-from contract_tests.recorded import recorded
+from contract_tests.recorded import recorded, recorded_others
 from contract_tests.served import Served, sdist, wheel
 from contract_tests.sources import release, trees
 from contract_tests.stub import stub_files, write_files
@@ -169,6 +171,19 @@ def test_links_out_of_a_checkout_are_not_followed(run: Run, files: dict[str, byt
     (folder / "vllm/loop").symlink_to(folder)
     code, text = run("checkout")
     assert (code, "vllm.v1.request" in text) == (1, True)
+
+
+def test_a_transformers_that_is_not_known_yet_is_read_as_well(run: Run, index: Served, files: dict[str, bytes]) -> None:
+    """An upgrade may bring it; without it forty names could not be judged."""
+    newest = list(recorded_others("transformers").values())[-1]
+    content = files[_METADATA].replace(b"transformers", b"transformers>=99\nX-Before: ")
+    index.files[_WHEEL] = wheel({**files, _METADATA: content})
+    code, text = run(f"vllm=={RELEASE}")
+    assert (code, "transformers>=99, which vllm 0.33.0 asks for" in text) == (2, True), text
+    index.files["transformers-99.0-py3-none-any.whl"] = wheel(stub_files(replace(newest, release="99.0")))
+    release._pages.clear()
+    code, text = run(f"vllm=={RELEASE}")
+    assert (code, "asks for" in text) == (0, False), text
 
 
 # --- what is none --------------------------------------------------------------------------------
@@ -347,6 +362,23 @@ def test_an_index_that_answers_a_byte_at_a_time(run: Run, index: Served, files: 
     index.slow = {name: 0.2}
     code, text = run(f"vllm=={RELEASE}", "--timeout", "1")
     assert (code, "an end within 1 s" in text) == (2, True), text
+
+
+def test_many_releases_of_an_index_that_never_ends(index: Served, files: dict[str, bytes], tmp_path: Path) -> None:
+    """Threads that still read do not keep the process."""
+    index.files[_WHEEL] = wheel(files)
+    index.slow = {"vllm": 0.5}
+    command = [sys.executable, "-m", "contract_tests.gate", "all", "--timeout", "1"]
+    given = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(command, cwd=tmp_path, env=given, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, "an end within 1 s" in done.stderr) == (2, True), done.stderr
+
+
+def test_a_page_without_end(run: Run, index: Served, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    index.files[_WHEEL] = wheel(files)
+    monkeypatch.setattr("contract_tests.sources.index._MOST_BYTES", 50)
+    code, text = run(f"vllm=={RELEASE}")
+    assert (code, "larger than 50 bytes" in text) == (2, True), text
 
 
 def test_an_index_that_is_not_there(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from contract_tests.gate.releases import NOT_READ, Release, default_baseline, fe
 from contract_tests.gate.report import Finding, Level, Report
 from contract_tests.gate.targets import open_target
 from contract_tests.homes import GENERATORS
+from contract_tests.recorded import is_recorded, recorded
 from contract_tests.sources import Settings
 from shims.errors import SpecshimError
 from shims.releases import known
@@ -84,7 +85,7 @@ class _Releases:
         """See `read_target`."""
         opened = open_target(text, self.settings, version=version, pre=pre)
         release = read_target(opened, self.settings)
-        if opened.published and opened.name == f"vllm {release.version}":
+        if is_recorded(release.version) and release.reading is recorded(release.version):
             self._baselines[release.version] = release
         return release
 

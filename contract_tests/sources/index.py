@@ -16,6 +16,24 @@ from requests.adapters import HTTPAdapter, Retry
 from contract_tests.sources.settings import Settings
 from contract_tests.sources.trees import SourceError
 
+# The page of a project with thousands of files is a few megabytes.
+_MOST_BYTES = 64 * 1024 * 1024
+
+
+class _Bounded(HTTPAdapter):  # type: ignore[misc]
+    """Takes no answer into memory that is larger than any page of an index; parts of files are bounded elsewhere."""
+
+    def send(self, request: requests.PreparedRequest, stream: bool = False, **options: Any) -> requests.Response:
+        response = super().send(request, stream=True, **options)
+        if not stream:
+            content = response.raw.read(_MOST_BYTES + 1, decode_content=True)
+            if len(content) > _MOST_BYTES:
+                response.close()
+                raise requests.RequestException(f"the answer is larger than {_MOST_BYTES} bytes")
+            response._content, response._content_consumed = content, True
+            response.raw.release_conn()
+        return response
+
 
 @dataclass(frozen=True)
 class Distribution:
@@ -46,7 +64,7 @@ class Index:
         if not hasattr(self._local, "session"):
             session = requests.Session()
             retry = Retry(total=2, backoff_factor=0.3, status_forcelist=(429, 502, 503, 504))
-            adapter = HTTPAdapter(pool_maxsize=1, max_retries=retry)
+            adapter = _Bounded(pool_maxsize=1, max_retries=retry)
             session.mount("https://", adapter)
             session.mount("http://", adapter)
             if self.settings.certificates:
