@@ -78,6 +78,16 @@ def test_a_release_of_the_index_and_the_latest(run: Run, index: Served, files: d
         assert (code, f"vllm {RELEASE} against {RELEASE}" in text) == (0, True), text
 
 
+def test_the_bump_of_a_diff_is_judged_where_it_stands(run: Run, index: Served, files: dict[str, bytes]) -> None:
+    index.files[_WHEEL] = wheel(files)
+    diff = f"--- a/r.txt\n+++ b/r.txt\n@@ -4,1 +4,2 @@\n torch\n-vllm==0.32.0\n+vllm=={RELEASE}\n"
+    Path("pr.diff").write_text(diff, "utf-8")
+    code = main(["--from-diff", "pr.diff", "--format", "json", "--output", "out.json", "--speculators", "0.4.0.1"])
+    (report,) = json.loads(Path("out.json").read_text("utf-8"))["reports"]
+    assert (code, report["baseline"], report["file"], report["line"]) == (0, "0.32.0", "r.txt", 5)
+    assert {c["kind"] for f in report["findings"] for c in f["changes"]} >= {"moved", "parameter added, required"}
+
+
 def test_a_pre_release_only_when_asked_for(run: Run, index: Served, files: dict[str, bytes]) -> None:
     index.files[_WHEEL] = wheel(files)
     index.files["vllm-0.34.0rc1-py3-none-any.whl"] = wheel(files)

@@ -136,8 +136,9 @@ def _choices(text: str) -> list[str]:
 def _parameters(before: Found, after: Found) -> Iterator[Change]:
     if before.signature is None or after.signature is None:
         return
-    old = {p.name: p for p in before.signature.parameters}
-    new = {p.name: p for p in after.signature.parameters}
+    # `*rest` and `rest` are two things: their stars are part of the name.
+    old = {_shown(p): p for p in before.signature.parameters}
+    new = {_shown(p): p for p in after.signature.parameters}
     gone, come = [n for n in old if n not in new], [n for n in new if n not in old]
     noun = "field" if before.fields and after.fields else "parameter"
     renamed = dict(_renamed(gone, come, list(old), list(new)))
@@ -150,7 +151,7 @@ def _parameters(before: Found, after: Found) -> Iterator[Change]:
         if name not in renamed.values():
             parameter = new[name]
             required = parameter.required and not parameter.kind.startswith("var_")
-            yield Change(f"{noun} added, {'required' if required else 'optional'}", _shown(parameter))
+            yield Change(f"{noun} added, {'required' if required else 'optional'}", name)
     old_defaults, new_defaults = dict(before.defaults), dict(after.defaults)
     for name in old:
         if name in new:
@@ -162,11 +163,11 @@ def _parameters(before: Found, after: Found) -> Iterator[Change]:
 
 def _renamed(gone: list[str], come: list[str], old: list[str], new: list[str]) -> Iterator[tuple[str, str]]:
     """Pairs that are one parameter under two names: alike, or alone in the same place."""
-    left = list(come)
-    for name in gone:
+    left = [name for name in come if not name.startswith("*")]
+    for name in (name for name in gone if not name.startswith("*")):
         alike = difflib.get_close_matches(name, left, 1, _ALIKE)
-        if not alike and len(gone) == len(come) == 1 and old.index(name) == new.index(come[0]):
-            alike = come
+        if not alike and len(gone) == len(come) == len(left) == 1 and old.index(name) == new.index(left[0]):
+            alike = left[:]
         if alike:
             left.remove(alike[0])
             yield name, alike[0]
