@@ -103,7 +103,8 @@ def _requirements(tree: SourceTree) -> dict[str, str]:
         except InvalidRequirement:
             continue
         if requirement.name in _WATCHED and not re.search(r"\bextra\b", str(requirement.marker)):
-            wanted.setdefault(requirement.name, str(requirement.specifier))
+            # A CPU build asks for `torch==2.13.0+cpu`: the label says how it was built, not what it is.
+            wanted.setdefault(requirement.name, re.sub(r"(==[^,+]+)\+[^,]+", r"\1", str(requirement.specifier)))
     return wanted
 
 

