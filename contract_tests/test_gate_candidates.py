@@ -99,6 +99,16 @@ _CASES: dict[str, tuple[dict[str, bytes], str, Verb]] = {
 }
 
 
+_KINDS = {
+    "moved beside": "moved",
+    "a similar name": "renamed",
+    "a similar signature": "renamed",
+    "a parameter renamed": "parameter renamed",
+    "a parameter gone": "parameter removed",
+    "a parameter wanted": "parameter added, required",
+}
+
+
 @pytest.mark.parametrize("name", _CASES)
 def test_a_candidate_mends_it(name: str, tmp_path: Path) -> None:
     files, key, verb = _CASES[name]
@@ -109,6 +119,7 @@ def test_a_candidate_mends_it(name: str, tmp_path: Path) -> None:
     short = asked.replace('keyword="', '"').replace('name="', '"')
     assert any(short in candidate for candidate in said), finding.candidates
     assert _mends(verb, finding, release)
+    assert finding.changes[0].kind == _KINDS[name]
 
 
 def test_a_row_that_is_there_already_is_named(tmp_path: Path) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 
-from contract_tests.candidates import modules_beside
+from contract_tests.candidates import helpful, modules_beside
 from contract_tests.gate.changes import Change, changes
 from contract_tests.gate.releases import Release
 from contract_tests.gate.report import Finding
@@ -34,7 +35,7 @@ def explained(target: Release, baseline: Release, old: Found, after: Judgement, 
     try:
         new_home = _by_row(after) or _by_search(after.touchpoint, target)
         if not new_home:
-            return removed
+            return _renamed(after, target, old) or removed
         new = target.reading.found.get(new_home) or Resolver(target.library).find(new_home)
     except SourceError:
         return removed  # the verdict stands; where it went cannot be told without the sources
@@ -56,6 +57,16 @@ def _by_search(touchpoint: Touchpoint, target: Release) -> str:
             if found.status == FOUND:
                 return f"{module.name}:{touchpoint.qualname}"
     return ""
+
+
+def _renamed(after: Judgement, target: Release, old: Found) -> list[Change]:
+    """That it has another name in the same module now: a guess, by the name or by what it takes."""
+    touchpoint = after.touchpoint
+    for text in helpful(after, None, target.library, old.signature):
+        match = re.fullmatch(r'verb=Moved\("([^:"]+):([^"]+)"\)', text)
+        if match and match[1] == touchpoint.module:
+            return [Change("renamed", touchpoint.qualname, f"-> {match[2]}, a guess")]
+    return []
 
 
 def _namesakes(target: Release, new_home: str, old: Found) -> Iterator[Change]:
