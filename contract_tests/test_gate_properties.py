@@ -54,7 +54,8 @@ def test_a_call_that_no_longer_binds_has_a_change_that_can_break_it(
 ) -> None:
     found = changes(_found(before), _found(after))
     assert all(change.kind in KINDS for change in found)
-    if binds(before, call) and not binds(after, call):
+    # What went into **kwargs before may meet a new name now; nobody can tell what it meant there.
+    if binds(before, call) and not binds(after, call) and not before.takes_any_keyword:
         assert any(change.can_break for change in found), (str(before), str(after), str(call))
 
 
