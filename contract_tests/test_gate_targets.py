@@ -212,6 +212,15 @@ def test_other_words_are_refused_with_the_forms(run: Run, target: str) -> None:
     assert "next" in text
 
 
+def test_a_fault_of_the_gate_itself_is_no_verdict(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*arguments: object) -> None:
+        raise KeyError("an oversight")
+
+    monkeypatch.setattr("contract_tests.gate.run.open_target", fails)
+    code, text = run("vllm==latest")
+    assert (code, "by a fault of the gate: KeyError" in text) == (2, True), text
+
+
 def test_a_release_that_is_not_there(run: Run, index: Served, files: dict[str, bytes]) -> None:
     index.files[_WHEEL] = wheel(files)
     code, text = run("vllm==0.99.0")

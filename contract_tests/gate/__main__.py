@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,6 +23,10 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m contr
         return _gated(options)
     except SpecshimError as error:
         print(error, file=sys.stderr)
+        return 2
+    except Exception as error:  # noqa: BLE001  a fault of the gate itself is no verdict, and exit code 1 would be one
+        traceback.print_exc()
+        print(f"could not judge, by a fault of the gate: {type(error).__name__}: {error}", file=sys.stderr)
         return 2
 
 
