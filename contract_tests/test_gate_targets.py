@@ -213,7 +213,7 @@ def test_other_words_are_refused_with_the_forms(run: Run, target: str) -> None:
 
 
 def test_a_fault_of_the_gate_itself_is_no_verdict(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*arguments: object) -> None:
+    def fails(*arguments: object, **options: object) -> None:
         raise KeyError("an oversight")
 
     monkeypatch.setattr("contract_tests.gate.run.open_target", fails)
