@@ -60,6 +60,12 @@ def test_the_same_cases_fail_without_the_shims(tmp_path: Path, older: bool) -> N
     assert any(c["case"] == "identity" and c["outcome"] == "fail" for c in cases), cases
 
 
+def test_the_direct_engine_is_right(tmp_path: Path) -> None:
+    cases = run(tmp_path / "outcomes.json", "--models", "llama,marker", "--engine", "direct")
+    assert len(cases) >= 8
+    assert failures(cases) == []
+
+
 UNINSTALL = """
 import importlib, inspect, sys
 names = {
