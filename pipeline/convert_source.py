@@ -122,7 +122,8 @@ def _with_manifest(config: ConvertConfig) -> Source:
 
 def _foreign(config: ConvertConfig) -> Source:
     if not config.source.is_dir():
-        raise UsageError(f"source folder {config.source}", "a folder of rows", "no such folder", "check the path")
+        found = "a file" if config.source.exists() else "no such folder"
+        raise UsageError(f"source folder {config.source}", "a folder of rows", found, "check the path")
     form = _format_of(config)
     needed = {
         "--source-layer-ids": config.source_layer_ids,

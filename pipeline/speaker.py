@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from pipeline.config import RegenerateConfig
 from pipeline.conversations import Message
+from shims.errors import SpecshimError
 
 
 @dataclass(frozen=True)
@@ -31,18 +32,31 @@ class VllmSpeaker:
     """vLLM's offline chat, with the model's own chat template."""
 
     def __init__(self, config: RegenerateConfig, model_folder: str, dtype: str) -> None:
-        """Load the model."""
-        from vllm import LLM
+        """Load the model.
 
+        Raises:
+            SpecshimError: there is no vLLM, or it does not load the model.
+        """
         self._config = config
-        self._llm: Any = LLM(
-            model=model_folder,
-            dtype=dtype,
-            max_model_len=config.max_model_len,
-            tensor_parallel_size=config.tp_size,
-            gpu_memory_utilization=config.gpu_memory_utilization,
-            trust_remote_code=config.trust_remote_code,
-        )
+        try:
+            from vllm import LLM
+
+            self._llm: Any = LLM(
+                model=model_folder,
+                dtype=dtype,
+                max_model_len=config.max_model_len,
+                tensor_parallel_size=config.tp_size,
+                gpu_memory_utilization=config.gpu_memory_utilization,
+                trust_remote_code=config.trust_remote_code,
+            )
+        except Exception as error:
+            missing = isinstance(error, ModuleNotFoundError)
+            raise SpecshimError(
+                f"regenerate, loading {model_folder}",
+                "vLLM to start with this model",
+                f"{type(error).__name__}: {str(error).strip() or 'no message'}",
+                "install vllm" if missing else "look at vLLM's log above; the same command goes on from here",
+            ) from error
 
     def replies(self, conversations: Sequence[Sequence[Message]], seeds: Sequence[int]) -> list[Reply | None]:
         """See :class:`Speaker`."""

@@ -570,7 +570,10 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("specshim ")
 
 
-@pytest.mark.parametrize("stage", ["", "prepare", "vocab", "extract", "verify", "train", "report", "plan"])
+STAGES = ["prepare", "vocab", "extract", "convert", "regenerate", "verify", "train", "report", "plan"]
+
+
+@pytest.mark.parametrize("stage", ["", *STAGES])
 def test_help_fits_in_100_columns_and_cuts_nothing_off(
     stage: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
