@@ -254,6 +254,7 @@ def _settings(config: ConvertConfig, plan: Plan) -> dict[str, Any]:
         "last_state": plan.last_state,
         "dtype": source["dtype"],
         "store_dtype": plan.store_dtype,
+        "chat_template_sha256": source.get("chat_template_sha256"),
         "max_seq_len": source.get("max_seq_len"),
         "row_limit": source.get("row_limit"),
         "format": plan.format.name,

@@ -38,6 +38,8 @@ def finish_formats(
         absent: rows that have no states.
         description: the manifest.
     """
+    if form.finish is None:
+        return
     lengths: dict[int, int] = {}
     frequency: Counter[int] = Counter()
     for index, (ids, mask) in enumerate(tokens()):

@@ -45,6 +45,8 @@ class Job:
     """Stored in."""
     format: Format
     shard: Shard
+    chat_template_sha256: str | None
+    """Of the template that the rows were prepared with, where their manifest says it."""
 
     @property
     def last_state(self) -> str:
@@ -123,7 +125,7 @@ def plan_job(config: ExtractConfig) -> Job:
     check_datasets_installed(form.name)
     return Job(
         config, engine, model, layers, data, max_tokens(model, config.max_seq_len), dtype, store_dtype, form,
-        parse_shard(config.shard),
+        parse_shard(config.shard), (source or {}).get("chat_template_sha256"),
     )  # fmt: skip
 
 
@@ -160,6 +162,7 @@ def settings_of(job: Job) -> dict[str, Any]:
         "last_state": job.last_state,
         "dtype": job.dtype,
         "store_dtype": job.store_dtype,
+        "chat_template_sha256": job.chat_template_sha256,
         "max_seq_len": job.config.max_seq_len,
         "row_limit": job.row_limit,
         "format": job.format.name,

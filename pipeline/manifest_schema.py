@@ -111,6 +111,7 @@ _ROWS: dict[str, Schema] = {
         "enum": ["float32", "bfloat16", "float16", "float8_e4m3"],
         "description": "what they are stored in; float8_e4m3 has a float32 scale for each token and layer",
     },
+    "chat_template_sha256": _maybe(_text("that of the prepared data")),
     "max_seq_len": _maybe(_number("--max-seq-len")),
     "row_limit": _maybe(_number("tokens kept per row, what the model's context allows included")),
     "format": _text("docs/formats.md"),

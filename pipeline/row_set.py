@@ -101,7 +101,9 @@ class RowSet:
 
     def all_there(self) -> bool:
         """Whether every row has a file or is on the list of bad ones; the files are not opened."""
-        return len(self.bad.indices.union(self.store.indices()) & set(range(len(self.data)))) == len(self.data)
+        left_out = self.bad.indices
+        there = sum(index < len(self.data) and index not in left_out for index in self.store.indices())
+        return there + len(left_out) == len(self.data)
 
     def tokens(self) -> Iterator[tuple[list[int], list[int]]]:
         """(token ids, loss mask) of every row."""

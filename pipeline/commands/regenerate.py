@@ -30,7 +30,7 @@ def regenerate(
         bool, typer.Option("--trust-remote-code", help="Run Python code that the model folder brings.")
     ] = False,
 ) -> None:
-    """Ask the questions of conversations anew: a draft learns to guess its own model's words."""
+    """Ask the questions anew, so that the replies are the model's own words."""
     from pipeline.regenerate import NAME
     from pipeline.regenerate import regenerate as run
 

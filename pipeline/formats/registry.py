@@ -38,8 +38,8 @@ class Format:
     four_states: bool = False
     """Whether its readers take exactly three auxiliary states and the last one."""
     many_rows_per_file: bool = False
-    finish: Callable[[Path, Summary], None] = lambda folder, summary: None
-    """Write what lies beside the rows, once all of them are there."""
+    finish: Callable[[Path, Summary], None] | None = None
+    """Write what lies beside the rows, once all of them are there; None where nothing does."""
 
     check_sidecars: Callable[[Path, Sequence[int], RowStore], list[str]] = lambda folder, rows, store: []
     """(folder, whole rows, store) -> what is wrong with the files beside the rows."""

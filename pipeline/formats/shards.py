@@ -109,10 +109,9 @@ class ShardStore:
 
     def indices(self) -> list[int]:
         """See :class:`pipeline.formats.stores.RowStore`."""
-        found: set[int] = set()
-        for number in _shards(self._folder):
-            found.update(self._extents(self.locate(number * self._rows_per_file)))
-        return sorted(found)
+        # A shard holds the rows of its name, so those of all shards come out in order.
+        shards = (self._extents(self.locate(number * self._rows_per_file)) for number in _shards(self._folder))
+        return [index for extents in shards for index in sorted(extents)]
 
     def begin(self, claim: Claim) -> None:
         """See :class:`pipeline.formats.stores.RowStore`; shards that others have filled get their name."""
