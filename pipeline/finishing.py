@@ -7,8 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from pipeline import run_history
+from pipeline.atomic import clear_leftovers
 from pipeline.formats.registry import Format
 from pipeline.formats.sidecars import Summary
+from pipeline.formats.stores import row_number
 from pipeline.vocab import load_mapping
 
 Tokens = Callable[[], Iterator[tuple[list[int], list[int]]]]
@@ -46,4 +49,7 @@ def finish_formats(
         if index not in absent:
             lengths[index] = len(ids)
         frequency.update(token for token, bit in zip(ids, mask, strict=True) if bit)
-    form.finish(folder, Summary(lengths, tokens, description, mapping, frequency))
+    with run_history.changing(folder):
+        for place in (folder, *(path for path in folder.iterdir() if path.is_dir())):
+            clear_leftovers(place, lambda name: row_number(name) is None)
+        form.finish(folder, Summary(lengths, tokens, description, mapping, frequency))

@@ -6,17 +6,26 @@ row's header names its stack, and the manifest says what the name stands for.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from pipeline import manifest
+from pipeline.atomic import clear_leftovers
 from pipeline.lock import queued
 
 _LOCK = ".lock-manifest"
+
+
+@contextlib.contextmanager
+def changing(folder: Path) -> Iterator[None]:
+    """Change what all shards of a folder share, one process at a time; not to be nested."""
+    with queued(folder / _LOCK):
+        yield
 
 
 def stack_name(record: Mapping[str, Any]) -> str:
@@ -35,7 +44,8 @@ def begin(folder: Path, record: dict[str, Any], **facts: Any) -> int:
     Returns:
         The run's place among ``runs``.
     """
-    with queued(folder / _LOCK):
+    with changing(folder):
+        clear_leftovers(folder, lambda name: name == manifest.FILE_NAME)
         before = manifest.read(folder, record["stage"]) or {}
         name = stack_name(record)
         runs = [*before.get("runs", []), {"stack": name, "started": record["created"], **facts}]
@@ -53,7 +63,7 @@ def end(folder: Path, stage: str, run: int | None, facts: Mapping[str, Any], **f
         run: from :func:`begin`; None where this run computed nothing.
         facts: what the run did.
     """
-    with queued(folder / _LOCK):
+    with changing(folder):
         record = manifest.require(folder, stage, "folder")
         if run is not None:
             ended = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")

@@ -151,8 +151,8 @@ class Place:
         """A command line of `extract`."""
         return [
             "extract", "--model-path", self.model, "--prepared-data", self.data, "--output-dir", folder,
-            "--dtype", "float32", "--batch-size", 4, "--format", form, "--rows-per-file", ROWS_PER_FILE,
-            "--min-free-gib", 0, *more,
+            "--engine", "stock", "--dtype", "float32", "--batch-size", 4, "--format", form,
+            "--rows-per-file", ROWS_PER_FILE, "--min-free-gib", 0, *more,
         ]  # fmt: skip
 
     def computed(self) -> list[str]:

@@ -156,7 +156,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         model = build(root)
-        base = {"model_path": str(model), "prepared_data": root / "prepared" / "tokenized_data.jsonl"}
+        data = root / "prepared" / "tokenized_data.jsonl"
+        base = {"engine": "stock", "model_path": str(model), "prepared_data": data}
         extract_module.extract(ExtractConfig(output_dir=root / "neutral", dtype="float32", **base))
         found = readers()
         for form, read in found.items():

@@ -42,7 +42,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build_vocab(VocabConfig(root / "prepared", 64))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(extract_module, "open_engine", lambda name, options: ReferenceEngine(options))
-        base = {"prepared_data": root / "prepared" / "tokenized_data.jsonl", "dtype": "float32"}
+        base = {"prepared_data": root / "prepared" / "tokenized_data.jsonl", "dtype": "float32", "engine": "stock"}
         extract_module.extract(ExtractConfig(str(model), output_dir=root / "states", **base))
         forge = ExtractConfig(str(model), output_dir=root / "forge", format="specforge", **base)
         extract_module.extract(forge)
@@ -272,7 +272,8 @@ def test_bad_rows_stay_out_and_keep_their_places(place: Path, monkeypatch: pytes
 
     monkeypatch.setattr(extract_module, "open_engine", make)
     data = place / "prepared" / "tokenized_data.jsonl"
-    extract_module.extract(ExtractConfig(str(place / "model"), data, place / "holes", dtype="float32", max_bad=1))
+    settings = {"dtype": "float32", "max_bad": 1, "engine": "stock"}
+    extract_module.extract(ExtractConfig(str(place / "model"), data, place / "holes", **settings))
     moved(place, "holes", "there", "speculators-0.5")
     table = datasets.load_from_disk(str(place / "there")).with_format(None)
     assert len(table) == ROWS and not (place / "there" / "hidden_states" / "hs_2.safetensors").exists()

@@ -51,6 +51,7 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         "model_path": str(model),
         "prepared_data": tmp_path / "prepared" / "tokenized_data.jsonl",
         "min_free_gib": 0.0,
+        "engine": "stock",
         "rows_per_file": 8,
     }
 

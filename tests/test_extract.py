@@ -54,7 +54,8 @@ class Place:
         return self.engines[-1]
 
     def config(self, out: str = "states", **more: Any) -> ExtractConfig:
-        return ExtractConfig(str(self.model), self.data, self.root / out, **({"dtype": "float32"} | more))
+        settings = {"dtype": "float32", "engine": "stock"} | more
+        return ExtractConfig(str(self.model), self.data, self.root / out, **settings)
 
     def extract(self, out: str = "states", **more: Any) -> Extracted:
         return extract(self.config(out, **more))

@@ -46,7 +46,10 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def config(place: Path, **more: Any) -> ExtractConfig:
-    return ExtractConfig(str(place / "model"), place / "prepared" / "tokenized_data.jsonl", place / "states", **more)
+    settings = {"engine": "stock"} | more
+    return ExtractConfig(
+        str(place / "model"), place / "prepared" / "tokenized_data.jsonl", place / "states", **settings
+    )
 
 
 def problems(path: Path) -> list[str]:
@@ -127,3 +130,15 @@ def test_a_killed_run_stays_in_the_history(place: Path) -> None:
     run_history.end(folder, "extract", 1, {"rows": 3}, complete=True)
     runs = manifest.require_rows(folder, "folder")["runs"]
     assert "ended" not in runs[0] and runs[1]["rows"] == 3
+
+
+def test_what_a_killed_run_left_half_written_beside_the_rows_is_removed(place: Path) -> None:
+    folder = place / "states"
+    extract_module.extract(config(place, format="speculators-0.4"))
+    record = manifest.require_rows(folder, "folder")
+    manifest.write(folder, record | {"complete": False})
+    for name in (".manifest.json.tmp-77", ".sample_lengths.json.tmp-77", ".data_2.pt.tmp-77"):
+        (folder / name).write_text("half")
+    (folder / "data_2.pt").unlink()
+    extract_module.extract(config(place, format="speculators-0.4"))
+    assert not [path.name for path in folder.iterdir() if ".tmp-" in path.name]

@@ -37,7 +37,13 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     build_vocab(VocabConfig(tmp_path / "prepared", 64))
     monkeypatch.setattr(extract_module, "open_engine", lambda name, options: ReferenceEngine(options))
     extract_module.extract(
-        ExtractConfig(str(model), tmp_path / "prepared" / "tokenized_data.jsonl", tmp_path / "states", dtype="float32")
+        ExtractConfig(
+            str(model),
+            tmp_path / "prepared" / "tokenized_data.jsonl",
+            tmp_path / "states",
+            dtype="float32",
+            engine="stock",
+        )
     )
     return tmp_path
 

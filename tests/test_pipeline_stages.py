@@ -53,6 +53,7 @@ class Workplace:
             "prepared_data": self.data,
             "output_dir": self.states,
             "batch_size": 2,
+            "engine": "stock",
         } | flags
         return self.run("extract", *_flags(options))
 

@@ -118,7 +118,7 @@ class FileStore:
 
     def indices(self) -> list[int]:
         """See :class:`RowStore`."""
-        numbers = (_number(path.name) for path in self._folder.glob(self._layout.pattern))
+        numbers = (row_number(path.name) for path in self._folder.glob(self._layout.pattern))
         return sorted({number for number in numbers if number is not None})
 
     def begin(self, claim: Claim) -> None:
@@ -126,7 +126,9 @@ class FileStore:
         (self._folder / self._layout.relative_path(0)).parent.mkdir(parents=True, exist_ok=True)
         pattern = Path(self._layout.pattern).parent
         for folder in self._folder.glob(str(pattern)) if pattern.name else [self._folder]:
-            clear_leftovers(folder, lambda name: claim.owns(number) if (number := _number(name)) is not None else False)
+            clear_leftovers(
+                folder, lambda name: claim.owns(number) if (number := row_number(name)) is not None else False
+            )
 
     def write(self, index: int, row: StateRow, header: Mapping[str, str]) -> int:
         """See :class:`RowStore`."""
@@ -157,7 +159,7 @@ class FileStore:
         return path
 
 
-def _number(name: str) -> int | None:
+def row_number(name: str) -> int | None:
     """The row that a file name stands for: the last number in it that is not part of a suffix."""
     found = re.findall(r"_(\d+)\.", name)
     return int(found[-1]) if found else None
