@@ -86,7 +86,7 @@ def extract(config: ExtractConfig) -> Extracted:
             stack = run_history.stack_name(record)
             # First of all, so that a stack that cannot do it leaves the folder as it was.
             with heartbeat("loading the model"):
-                engine: Any = _open(job, stack)
+                engine = _open(job, stack)
             try:
                 if job.config.preflight:
                     _preflight(job, rows, engine, missing)
@@ -221,7 +221,7 @@ def _survey(job: Job, rows: RowSet) -> Survey:
     return found
 
 
-def _preflight(job: Job, rows: RowSet, engine: Engine, missing: Sequence[int]) -> None:
+def _preflight(job: Job, rows: RowSet, engine: Engine | StreamingEngine, missing: Sequence[int]) -> None:
     preflight(
         engine,
         [rows.row(index)[1] for index in choose(missing, job.config.preflight)],

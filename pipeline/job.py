@@ -10,7 +10,7 @@ from pipeline import disk, manifest
 from pipeline.bad_rows import BadRows
 from pipeline.config import ExtractConfig
 from pipeline.devices import computing_dtype
-from pipeline.engines import DIRECT, EngineOptions, check_engine, chosen, max_tokens
+from pipeline.engines import EngineOptions, check_engine, chosen, max_tokens
 from pipeline.formats import Wanted, float8
 from pipeline.formats.registry import NORMED, RESIDUAL, Format, get_format, recognised
 from pipeline.formats.sidecars import check_datasets_installed
@@ -103,13 +103,6 @@ def plan_job(config: ExtractConfig) -> Job:
     layers = resolve(config.layer_ids, config.layer_convention, model.num_layers)
     engine = chosen(config.engine)
     check_engine(engine, layers)
-    if engine == DIRECT and config.preflight:
-        raise UsageError(
-            "--preflight",
-            "an engine that hands states out: stock or native",
-            "--engine direct, which proves the tokens of each row and writes it in the worker",
-            "extract a few rows first, and compare them with `specshim verify --model`",
-        )
     data = PreparedFile(config.prepared_data, model.vocab_size)
     source = manifest.read(config.prepared_data.parent, "prepare")
     if source is not None:

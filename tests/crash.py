@@ -255,25 +255,26 @@ class Trial:
         shutil.rmtree(folder, ignore_errors=True)
         for _ in range(kills):
             self._round(folder, shards, self._one_kill)
-        self._round(folder, shards, lambda: Plan("none", lambda: None, None))
+        self._round(folder, shards, lambda missing: Plan("none", lambda: None, None))
         self._judge(folder)
 
-    def _one_kill(self) -> Plan:
+    def _one_kill(self, missing: float) -> Plan:
+        """A kill at a random moment of a run that has this share of the rows to compute."""
         way = self._choose.choices(WAYS, weights=(40, 25, 35))[0]
         if way == "time":
-            return Plan(way, lambda: None, self._choose.uniform(0, self.seconds))
-        # A resumed run is shorter than the undisturbed one: a line behind its end kills nothing, and is not counted.
+            return Plan(way, lambda: None, self._choose.uniform(0, self.seconds * (0.2 + 0.8 * missing)))
+        # A line behind the run's end kills nothing, and is not counted.
         only = way != "any line"
-        line = Line(self._choose.randint(1, self.lines[only]), only)
+        line = Line(self._choose.randint(1, max(1, int(self.lines[only] * (0.1 + 0.9 * missing)))), only)
         return Plan(way, lambda: sys.settrace(line.trace), None)
 
-    def _round(self, folder: Path, shards: int, plan: Callable[[], Plan]) -> None:
+    def _round(self, folder: Path, shards: int, plan: Callable[[float], Plan]) -> None:
         """Run all shards at once, each killed as planned; what was finished before must not be computed."""
         before = finished(folder)
         self.outcome.rows_found_finished += len(before)
         children: list[tuple[int, Plan]] = []
         for number in range(1, shards + 1):
-            planned = plan()
+            planned = plan(1 - len(before) / ROWS)
             more = ("--shard", f"{number}/{shards}") if shards > 1 else ()
             arguments = self._place.arguments(self._form, folder, *self._more, *more)
             children.append((run(arguments, self._place.said, planned.in_child), planned))
@@ -317,7 +318,7 @@ def trials(place: Place, points: int, seed: int, only: Sequence[str]) -> list[Ou
         number = 0
         while sum(trial.outcome.kills.values()) < share:
             shards = 2 if number % 4 == 3 else 1
-            trial.set_under_fire(choose.randint(1, 4), shards)
+            trial.set_under_fire(choose.randint(2, 6), shards)
             number += 1
         outcomes.append(trial.outcome)
         print(json.dumps(vars(trial.outcome)), flush=True)

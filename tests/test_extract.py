@@ -6,6 +6,7 @@ import json
 import multiprocessing
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -382,8 +383,47 @@ def test_rows_that_a_worker_writes_are_the_same_rows(
     assert place.rows() == wanted and place.record()["engine"] == "direct"
     assert not verify(VerifyConfig(place.root / "states", prepared=place.data)).faults
     assert not list((place.root / "states").rglob("*.part"))
-    with pytest.raises(UsageError, match="--preflight"):
-        place.extract("third", engine="direct", preflight=1)
+
+
+class Loaded:
+    """The engine below the streaming one: rows settle in another order, some states are those of another row."""
+
+    workers: tuple[()] = ()
+
+    def __init__(self, options: Any) -> None:
+        self._sink = RowSink(**options.sink_settings)
+        model = SimpleNamespace(path=options.model, hidden_size=32, num_layers=8)
+        layers = SimpleNamespace(native=options.native_ids, after=tuple(i - 1 for i in options.native_ids))
+        self._engine = self.kind(SimpleNamespace(model=model, layers=layers))
+
+    kind: Any = ReferenceEngine
+
+    def run(self, rows: Iterable[tuple[str, Sequence[int]]]) -> Iterator[Settled]:
+        named = list(rows)[::-1]
+        for (name, ids), states in zip(named, self._engine.states([ids for _, ids in named]), strict=True):
+            self._sink.write(name, torch.tensor(ids), states)
+            yield Settled([name], {})
+
+    def close(self) -> None:
+        pass
+
+
+class LoadedMixed(Loaded):
+    kind = Mixed
+
+
+@pytest.mark.parametrize("against", ["transformers", "solo"])
+def test_a_preflight_of_rows_that_a_worker_writes(real: Place, monkeypatch: pytest.MonkeyPatch, against: str) -> None:
+    from pipeline.engines import direct
+
+    monkeypatch.setattr(direct, "DirectEngine", LoadedMixed)
+    settings: dict[str, Any] = {"engine": "direct", "preflight": 3, "preflight_against": against}
+    with pytest.raises(SpecshimError, match="--preflight"):
+        real.extract(**settings)
+    assert not (real.root / "states").exists()
+    monkeypatch.setattr(direct, "DirectEngine", Loaded)
+    assert real.extract(**settings).complete
+    assert not verify(VerifyConfig(real.root / "states", str(real.model), sample=ROWS)).faults
 
 
 # storage types

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 from pipeline.engines import EngineOptions
-from pipeline.engines.row_sink import REFERENCE, RowSinkSettings
+from pipeline.engines.row_sink import PROBE, REFERENCE, RowSinkSettings, probe_path
+from pipeline.formats.hs_safetensors import read_row
 from shims.direct.engine import DirectEngine, DirectOptions, Settled
+from shims.errors import SpecshimError
 
 
 class StreamingEngine:
@@ -20,6 +25,8 @@ class StreamingEngine:
     """
 
     def __init__(self, options: EngineOptions, sink: RowSinkSettings) -> None:
+        self._probes = tempfile.TemporaryDirectory(prefix="specshim-probes-")
+        sink = replace(sink, probes=self._probes.name)
         self._engine = DirectEngine(
             DirectOptions(
                 model=str(options.model.path),
@@ -41,9 +48,26 @@ class StreamingEngine:
         """Compute rows, in any order; see :meth:`shims.direct.engine.DirectEngine.run`."""
         return self._engine.run((str(index), ids) for index, ids in rows)
 
+    def states(self, rows: Sequence[Sequence[int]]) -> list[Any]:
+        """States of a few rows, which are stored nowhere: CPU tensors [T, L, H], for a preflight.
+
+        Raises:
+            SpecshimError: the engine failed, or the states of a row cannot be right.
+        """
+        names = [f"{PROBE}{number}" for number in range(len(rows))]
+        for settled in self._engine.run(zip(names, rows, strict=True)):
+            for name, fault in settled.faults.items():
+                raise SpecshimError(f"row {name}", "states that can be right", fault, "do not extract with this stack")
+        paths = [probe_path(self._probes.name, name) for name in names]
+        found = [read_row(path).states for path in paths]
+        for path in paths:
+            path.unlink()
+        return found
+
     def close(self) -> None:
         """End the engine's processes."""
         self._engine.close()
+        self._probes.cleanup()
 
 
 def open_streaming(options: EngineOptions, sink: RowSinkSettings) -> StreamingEngine:

@@ -7,12 +7,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.formats import StateRow
+from pipeline.formats.hs_safetensors import write_row
 from pipeline.formats.registry import get_format
 from pipeline.prepared import PreparedFile
 from pipeline.row_storage import Storage
 from shims.errors import SpecshimError
 
 REFERENCE = f"{__name__}:RowSink"
+PROBE = "probe-"
+
+
+def probe_path(folder: str, row_id: str) -> Path:
+    """Where a probe is written."""
+    return Path(folder) / f"{row_id}.safetensors"
 
 
 @dataclass(frozen=True)
@@ -37,6 +45,8 @@ class RowSinkSettings:
     trust_remote_code: bool
     header: dict[str, str]
     """Goes into each row's header, beside its number."""
+    probes: str = ""
+    """Folder for rows called ``probe-…``, which are written as computed, for the parent to look at."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -60,7 +70,6 @@ class RowSink:
         Raises:
             SpecshimError: states of another dtype than was asked for.
         """
-        index = int(row_id)
         dtype = str(states.dtype).removeprefix("torch.")
         if dtype != self._settings.dtype:
             raise SpecshimError(
@@ -69,6 +78,10 @@ class RowSink:
                 dtype,
                 "report this: the engine chose another dtype",
             )
+        if row_id.startswith(PROBE):
+            write_row(probe_path(self._settings.probes, row_id), StateRow(states, token_ids), {})
+            return
+        index = int(row_id)
         prepared = self._data[index]
         mask = prepared.loss_mask[: self._settings.row_limit]
         row = self._storage.row(states, token_ids, mask, prepared.row_id)
