@@ -250,6 +250,11 @@ def _say_estimate(job: Job, rows: RowSet, missing: Sequence[int]) -> None:
         record = manifest.compose("extract", with_plan=True)
         for others in run_history.other_stacks(folder, "extract", run_history.stack_name(record)):
             console.print(f"rows here were computed with {others}; the manifest keeps both", highlight=False)
+    if not job.shard.alone:
+        # The other shards need their part of the disk, too.
+        there = set(rows.store.indices()) | rows.bad.indices
+        missing = [index for index in range(len(job.data)) if index not in there]
+        needed = job.row_bytes.total(rows.lengths(missing))
     if not job.config.ignore_space:
         files = -(-len(missing) // job.config.rows_per_file) if job.format.many_rows_per_file else len(missing)
         reserve = int(job.config.min_free_gib * disk.GIB)

@@ -63,6 +63,14 @@ def test_what_does_not_fit_is_refused_before_the_model_loads(small_disk: Path, o
     assert not (small_disk / "states").exists()
 
 
+def test_a_shard_counts_what_the_others_need(small_disk: Path, options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"space for .* MB"):
+        extract_module.extract(ExtractConfig(output_dir=small_disk / "states", shard="1/2", **options))
+    assert extract_module.extract(
+        ExtractConfig(output_dir=small_disk / "states", shard="1/2", store_dtype="bfloat16", **options)
+    ).computed_rows
+
+
 @pytest.mark.parametrize("form", ["hs_safetensors", "sharded", "speculators-0.4"])
 def test_a_full_disk_stops_cleanly_and_goes_on_when_there_is_room(
     small_disk: Path, options: dict[str, Any], form: str, tmp_path: Path
