@@ -82,8 +82,8 @@ def extract(config: ExtractConfig) -> Extracted:
         run = None
         if missing or result.damaged:
             missing = result.to_compute
-            _say_estimate(job, rows, missing)
             stack = run_history.stack_name(record)
+            _say_estimate(job, rows, missing, stack)
             # First of all, so that a stack that cannot do it leaves the folder as it was.
             with heartbeat("loading the model"):
                 engine = _open(job, stack)
@@ -233,7 +233,7 @@ def _preflight(job: Job, rows: RowSet, engine: Engine | StreamingEngine, missing
     )
 
 
-def _say_estimate(job: Job, rows: RowSet, missing: Sequence[int]) -> None:
+def _say_estimate(job: Job, rows: RowSet, missing: Sequence[int], stack: str) -> None:
     """Print what is still to come in bytes and time; refuse what does not fit."""
     folder = job.config.output_dir
     lengths = rows.lengths(missing)
@@ -247,8 +247,7 @@ def _say_estimate(job: Job, rows: RowSet, missing: Sequence[int]) -> None:
         soft_wrap=True,
     )
     if previous is not None:
-        record = manifest.compose("extract", with_plan=True)
-        for others in run_history.other_stacks(folder, "extract", run_history.stack_name(record)):
+        for others in run_history.other_stacks(folder, "extract", stack, job.engine):
             console.print(f"rows here were computed with {others}; the manifest keeps both", highlight=False)
     if not job.shard.alone:
         # The other shards need their part of the disk, too.

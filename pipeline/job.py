@@ -185,7 +185,7 @@ def refuse_foreign_folder(job: Job, settings: Mapping[str, Any]) -> None:
                 "choose another --output-dir",
             )
         return
-    compared = ("layers", "last_state", "dtype", "store_dtype", "max_seq_len", "engine", "format", "rows_per_file")
+    compared = ("layers", "last_state", "dtype", "store_dtype", "max_seq_len", "format", "rows_per_file")
     wanted = {
         "model.fingerprint": settings["model"]["fingerprint"],
         **{name: settings[name] for name in compared},

@@ -83,7 +83,9 @@ _RUNS = {
 _STACKS = {
     "type": "object",
     "description": "short hash -> what computed; the header of every row names its stack",
-    "additionalProperties": _object("a stack", versions=_VERSIONS, plan=_PLAN),
+    "additionalProperties": _object(
+        "a stack", versions=_VERSIONS, plan=_PLAN, engine=_maybe(_text("which engine computed"))
+    ),
 }
 _BAD = {
     "type": "array",

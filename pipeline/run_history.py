@@ -1,6 +1,6 @@
 """Which stack computed which rows: a manifest keeps every run, not the last one alone.
 
-A *stack* is the installed versions and the adaptations in force, under a short hash of the two. Each
+A *stack* is the installed versions, the adaptations in force and the engine, under a short hash of the three. Each
 row's header names its stack, and the manifest says what the name stands for.
 """
 
@@ -29,9 +29,13 @@ def changing(folder: Path) -> Iterator[None]:
 
 
 def stack_name(record: Mapping[str, Any]) -> str:
-    """The short hash of a manifest's ``versions`` and ``plan``."""
-    named = {"versions": record["versions"], "plan": record.get("plan")}
+    """The short hash of a manifest's stack."""
+    named = _stack(record)
     return hashlib.sha256(json.dumps(named, sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+
+def _stack(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {"versions": record["versions"], "plan": record.get("plan"), "engine": record.get("engine")}
 
 
 def begin(folder: Path, record: dict[str, Any], **facts: Any) -> int:
@@ -49,7 +53,7 @@ def begin(folder: Path, record: dict[str, Any], **facts: Any) -> int:
         before = manifest.read(folder, record["stage"]) or {}
         name = stack_name(record)
         runs = [*before.get("runs", []), {"stack": name, "started": record["created"], **facts}]
-        stacks = before.get("stacks", {}) | {name: {"versions": record["versions"], "plan": record.get("plan")}}
+        stacks = before.get("stacks", {}) | {name: _stack(record)}
         kept = {key: before[key] for key in ("counts", "bad_rows", "speed") if key in before}
         # A run that adds to a finished set (a row was damaged) makes it unfinished until it ends.
         manifest.write(folder, kept | record | {"complete": False, "stacks": stacks, "runs": runs})
@@ -71,8 +75,13 @@ def end(folder: Path, stage: str, run: int | None, facts: Mapping[str, Any], **f
         manifest.write(folder, record | fields)
 
 
-def other_stacks(folder: Path, stage: str, current: str) -> list[str]:
-    """In words, the versions of earlier runs that differ from those installed now."""
+def other_stacks(folder: Path, stage: str, current: str, engine: str) -> list[str]:
+    """In words, what earlier runs had that differs from what is there now.
+
+    Args:
+        current: name of the stack that is there now.
+        engine: the one chosen now.
+    """
     record = manifest.read(folder, stage) or {}
     installed = manifest.installed_versions()
     described = []
@@ -83,5 +92,7 @@ def other_stacks(folder: Path, stage: str, current: str) -> list[str]:
                 for package, version in stack.get("versions", {}).items()
                 if installed.get(package) != version
             }
-            described.append(", ".join(f"{p} {v}" for p, v in differing.items()) or "other adaptations")
+            words = [f"{package} {version}" for package, version in differing.items()]
+            words += [f"the engine {stack['engine']}"] if stack.get("engine") not in (None, engine) else []
+            described.append(", ".join(words) or "other adaptations")
     return described

@@ -189,7 +189,7 @@ def test_status_says_what_is_done_missing_and_damaged_and_changes_nothing(
     before = sorted(path.name for path in (place.root / "states").rglob("*"))
     arguments = ["--model-path", place.model, "--prepared-data", place.data, "--output-dir", place.root / "states"]
     with pytest.raises(SystemExit) as ended:
-        main(["extract", *map(str, arguments), "--dtype", "float32", "--status"])
+        main(["extract", *map(str, arguments), "--engine", "stock", "--dtype", "float32", "--status"])
     assert not ended.value.code
     said = capsys.readouterr().out
     assert "9 of 12 rows done, 2 missing, 1 damaged" in said and "missing: 3-4" in said and "damaged: row 7" in said
