@@ -76,11 +76,22 @@ class VllmSpeaker:
         ]
         found: list[Reply | None] = [None] * len(conversations)
         if asked:
-            outputs = self._llm.chat([list(conversations[number]) for number in asked], sampling, use_tqdm=False)
+            outputs = self._chat([list(conversations[number]) for number in asked], sampling)
             for number, output in zip(asked, outputs, strict=True):
                 answer = output.outputs[0]
                 found[number] = Reply(answer.text, str(answer.finish_reason))
         return found
+
+    def _chat(self, conversations: list[list[Message]], sampling: list[Any]) -> Any:
+        try:
+            return self._llm.chat(conversations, sampling, use_tqdm=False)
+        except Exception as error:
+            raise SpecshimError(
+                f"regenerate, {len(conversations)} conversations",
+                "their next replies from vLLM",
+                f"{type(error).__name__}: {str(error).strip() or 'no message'}",
+                "the cause is in vLLM's log above; finished conversations are kept, so the same command goes on",
+            ) from error
 
     def _room(self, tokenizer: Any, conversation: Sequence[Message]) -> int:
         """Tokens that a reply may have."""
