@@ -301,7 +301,7 @@ def plan(
     options_metavar="TARGET… [OPTIONS]",
 )
 def gate(context: typer.Context) -> None:
-    """Judge a vLLM upgrade from its sources, before anything is installed (`specshim gate --help`)."""
+    """Judge a vLLM upgrade from its sources, before anything is installed."""
     from contract_tests.gate.__main__ import main as run
 
     raise typer.Exit(run(context.args, "specshim gate"))
