@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from vllm.config import set_current_vllm_config
 from vllm.platforms import current_platform
 
 from shims.direct.stream import Stream
@@ -43,10 +45,27 @@ class CaptureWorker(PlatformWorker):  # type: ignore[misc]
 
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         """As vLLM's, inside of the stream's step."""
-        if self._specshim is None:
+        stream = self._specshim.step(scheduler_output) if self._specshim else nullcontext()
+        with stream, self._configured():
             return super().execute_model(scheduler_output, *args, **kwargs)
-        with self._specshim.step(scheduler_output):
-            return super().execute_model(scheduler_output, *args, **kwargs)
+
+    def determine_available_memory(self, *args: Any, **kwargs: Any) -> Any:
+        """As vLLM's."""
+        with self._configured():
+            return super().determine_available_memory(*args, **kwargs)
+
+    def compile_or_warm_up_model(self, *args: Any, **kwargs: Any) -> Any:
+        """As vLLM's."""
+        with self._configured():
+            return super().compile_or_warm_up_model(*args, **kwargs)
+
+    def _configured(self) -> AbstractContextManager[Any]:
+        """vLLM's configuration as the current one: experts of the CPU builds from 0.20 to 0.24 ask for it when they
+        first run, and its CPU worker has not set it there."""
+        if not current_platform.is_cpu():
+            return nullcontext()
+        context: AbstractContextManager[Any] = set_current_vllm_config(self.vllm_config)
+        return context
 
     def specshim_open(self, sink: str, settings: dict[str, Any]) -> dict[str, Any]:
         """Begin to listen.
