@@ -397,11 +397,15 @@ def test_a_signal_closes_the_engine_and_gives_its_own_exit_code(
     place.prepare()
     closed = []
     monkeypatch.setattr(FakeEngine, "close", lambda self: closed.append(self))
-    before = signal.getsignal(number)
-    engine["spoil"] = lambda states: os.kill(os.getpid(), number)
-    code, message = place.extract()
-    assert code == 128 + number and number.name in message
-    assert closed == engine["made"] and signal.getsignal(number) is before
+    # A job that a shell put in the background ignores SIGINT, and so does what it starts.
+    given = signal.signal(number, signal.default_int_handler)
+    try:
+        engine["spoil"] = lambda states: os.kill(os.getpid(), number)
+        code, message = place.extract()
+        assert code == 128 + number and number.name in message
+        assert closed == engine["made"] and signal.getsignal(number) is signal.default_int_handler
+    finally:
+        signal.signal(number, given)
     engine["spoil"] = None
     assert place.extract()[0] == 0
 
