@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-_TEMP_MARK = ".tmp-"
+from shims.direct.rowfile import TEMP_MARK, temporary
 
 
 @contextlib.contextmanager
@@ -19,7 +19,7 @@ def replacing(path: Path, mode: str = "w") -> Iterator[IO[str] | IO[bytes]]:
     stood at ``path`` before is untouched and the temporary file is gone.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temp = path.with_name(f".{path.name}{_TEMP_MARK}{os.getpid()}")
+    temp = temporary(path)
     encoding = None if "b" in mode else "utf-8"
     try:
         with temp.open(mode, encoding=encoding) as handle:
@@ -67,7 +67,7 @@ def clear_leftovers(folder: Path, mine: Callable[[str], bool] = lambda name: Tru
     leftovers = [
         entry
         for entry in folder.iterdir()
-        if entry.name.startswith(".") and _TEMP_MARK in entry.name and mine(entry.name[1:].rpartition(_TEMP_MARK)[0])
+        if entry.name.startswith(".") and TEMP_MARK in entry.name and mine(entry.name[1:].rpartition(TEMP_MARK)[0])
     ]
     for entry in leftovers:
         entry.unlink(missing_ok=True)

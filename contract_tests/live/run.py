@@ -26,6 +26,7 @@ from contract_tests.live.cases import LAYER_IDS, Bench
 from contract_tests.live.engines import ENGINES, Wish
 from contract_tests.live.models import make
 from contract_tests.live.reference import Reference
+from shims.versions import detect, within
 
 # Relative error that rounding alone explains on random weights, by device and dtype; a state of another
 # row is off by 1.4. A GPU multiplies float32 in 19 bits in some kernels.
@@ -51,6 +52,13 @@ class Setting:
     blocks_of_llm: int | None = None
     cpu_environment: dict[str, str] = field(default_factory=dict)
     routed: bool = False
+    engines: tuple[str, ...] = tuple(ENGINES)
+    vllm: str = ""  # releases that have the model
+
+    def applies(self, engine: str) -> bool:
+        """Whether this engine, on the vLLM installed here, can be asked for it."""
+        starved = engine == "native" and bool(self.overrides)  # has no such settings
+        return engine in self.engines and not starved and within(detect().vllm, self.vllm)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -70,6 +78,8 @@ class Setting:
 
 
 _BASIC = (cases.identity, cases.last_layer, cases.content)
+# The stock generator asks transformers for the wrapper's configuration, which only remote code has.
+_WRAPPER: dict[str, Any] = {"engines": ("direct",), "vllm": ">=0.17"}
 SETTINGS = (
     Setting("llama", "", (*_BASIC, cases.identity_large, cases.row_count)),
     Setting(
@@ -87,8 +97,8 @@ SETTINGS = (
     Setting("gemma", "", (cases.identity, cases.content)),
     # The CPU's latent-attention kernels do not take float32; its decoder layers are the same without them.
     Setting("deepseek", "", _BASIC, cpu_environment={"VLLM_MLA_DISABLE": "1"}, routed=True),
-    Setting("kimi", "", _BASIC, cpu_environment={"VLLM_MLA_DISABLE": "1"}, routed=True),
-    Setting("kimi-int4", "", _BASIC, routed=True),
+    Setting("kimi", "", _BASIC, cpu_environment={"VLLM_MLA_DISABLE": "1"}, routed=True, **_WRAPPER),
+    Setting("kimi-int4", "", _BASIC, routed=True, **_WRAPPER),
     Setting("dense-8b", "", (cases.identity, cases.content), layer_ids=(1, 17, 32, 35)),
 )
 
@@ -128,7 +138,7 @@ def main(argv: list[str] | None = None) -> int:
     outcomes: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="specshim-live-") as folder:
         for setting in SETTINGS:
-            if setting.model in wanted and not (options.engine == "native" and setting.overrides):
+            if setting.model in wanted and setting.applies(options.engine):
                 outcomes += _run(setting, Path(folder), options)
                 # After each model: a run that is cut keeps what it has.
                 if options.out:

@@ -142,6 +142,14 @@ class VllmHiddenStatesGenerator:
                 index = int(row_id) - first
                 if 0 <= index < len(prompts):  # else of an earlier call that failed
                     results[index] = self._result(prompts[index], row_id)
+        absent = [index for index, result in enumerate(results) if result is None]
+        if absent:
+            raise WrongStatesError(
+                "worker reply",
+                f"{len(prompts)} rows",
+                f"none for prompts {absent[:5]}",
+                "report this, with the prompts",
+            )
         return [result for result in results if result is not None]
 
     def _result(self, prompt: Sequence[int], row_id: str) -> dict[str, Any]:

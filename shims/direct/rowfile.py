@@ -13,6 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+# In the name of a file that is not whole yet; what a killed run left is known by it.
+TEMP_MARK = ".tmp-"
+
 _NAMES = {
     "torch.float32": "F32",
     "torch.float16": "F16",
@@ -45,7 +48,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Any], metadata: Mapping[str,
     header, parts = _layout(tensors, metadata)
     buffers = [header, *parts]
     size = sum(len(buffer) for buffer in buffers)
-    temp = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    temp = temporary(path)
     try:
         handle = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
         try:
@@ -61,6 +64,11 @@ def write_tensors(path: Path, tensors: Mapping[str, Any], metadata: Mapping[str,
     finally:
         temp.unlink(missing_ok=True)
     return size
+
+
+def temporary(path: Path) -> Path:
+    """Where this process writes a file before it gets its name."""
+    return path.with_name(f".{path.name}{TEMP_MARK}{os.getpid()}")
 
 
 def _layout(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None) -> tuple[bytes, list[memoryview]]:
