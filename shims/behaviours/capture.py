@@ -23,6 +23,7 @@ from shims.model_parts import (
     runner_kind,
     split_output,
 )
+from shims.proof import prove
 
 # Replied by a worker whose capture is the shims'; the stock extension replies None.
 PROTOCOL = 1
@@ -179,16 +180,7 @@ class Capture:
         if request is None:
             return  # began before the last reset: nobody asks for it
         prompt = torch.tensor(request.token_ids, dtype=torch.int64)
-        first = int(positions[0])
-        expected = prompt[first : first + len(token_ids)]
-        counts_up = torch.equal(positions, torch.arange(first, first + len(token_ids)))
-        if not counts_up or not torch.equal(token_ids, expected):
-            raise WrongStatesError(
-                f"worker, request {request_id}, rows from position {first}",
-                f"token ids {expected[:8].tolist()}… at positions {first}…{first + len(token_ids) - 1}",
-                f"token ids {token_ids[:8].tolist()}… at positions {positions[:8].tolist()}…",
-                f"report this: model runner {self.runner} orders its batch in a way the capture does not know",
-            )
+        first = prove(request_id, prompt, token_ids, positions, self.runner)
         if not request.states:
             request.states = [torch.empty(len(prompt), s.shape[-1], dtype=s.dtype) for s in states]
             request.seen = torch.zeros(len(prompt), dtype=torch.bool)

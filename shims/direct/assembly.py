@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shims.errors import WrongStatesError
+from shims.proof import prove
 
 
 @dataclass
@@ -93,7 +94,7 @@ class Assembly:
             start = rows.stop
             request = self._open.get(request_id)
             if count and request is not None:
-                first = _prove(request_id, request.prompt, token_ids[rows], positions[rows], step.runner)
+                first = prove(request_id, request.prompt, token_ids[rows], positions[rows], step.runner)
                 yield from self._add(request_id, request, first, tuple(c[rows] for c in columns))
 
     def _add(self, request_id: str, request: _Open, first: int, columns: tuple[Any, ...]) -> Iterator[Row]:
@@ -117,20 +118,3 @@ class Assembly:
     def incomplete(self) -> list[str]:
         """Requests that have begun and are not whole."""
         return list(self._open)
-
-
-def _prove(request_id: str, prompt: Any, token_ids: Any, positions: Any, runner: str) -> int:
-    """The position of the first row, after all of them were compared with the prompt."""
-    import numpy as np
-
-    first = int(positions[0])
-    wanted = prompt[first : first + len(token_ids)].numpy()
-    counts_up = np.array_equal(positions.numpy(), np.arange(first, first + len(token_ids)))
-    if counts_up and np.array_equal(token_ids.numpy(), wanted):
-        return first
-    raise WrongStatesError(
-        f"worker, request {request_id}, rows from position {first}",
-        f"token ids {wanted[:8].tolist()}… at positions {first}…{first + len(token_ids) - 1}",
-        f"token ids {token_ids[:8].tolist()}… at positions {positions[:8].tolist()}…",
-        f"report this: model runner {runner} orders its batch in a way the capture does not know",
-    )
