@@ -7,15 +7,24 @@ from functools import lru_cache
 
 from contract_tests.consumers import CONSUMERS
 from shims.adaptations import ADAPTATIONS
-from shims.touchpoints import GENERATOR_MODULE, TOUCHPOINTS, Touchpoint
+from shims.direct.touchpoints import CAPTURE, DIRECT
+from shims.touchpoints import GENERATOR_MODULE, TOUCHPOINTS, Touchpoint, used_by
 from shims.verbs import Moved
+from shims.versions import has_generator
 
 # The releases of speculators that have a generator; each is judged with each vLLM.
 GENERATORS = ("0.3.0", "0.4.0", "0.4.0.1")
 
 
 def all_touchpoints() -> tuple[Touchpoint, ...]:
-    return (*TOUCHPOINTS, *CONSUMERS)
+    return (*TOUCHPOINTS, *CONSUMERS, *DIRECT)
+
+
+def touchpoints_with(speculators: str) -> list[Touchpoint]:
+    """What is used where this speculators release is installed: by its generator and the shims, or by the
+    clients that came after it; and by the direct engine, whichever it is."""
+    own = TOUCHPOINTS if has_generator(speculators) else (*CONSUMERS, *CAPTURE)
+    return used_by(speculators, (*own, *DIRECT))
 
 
 @lru_cache(maxsize=8)

@@ -6,14 +6,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from contract_tests.consumers import CALLED_BY_VLLM, CONSUMERS, DEFINED
+from contract_tests.consumers import CALLED_BY_VLLM, DEFINED
+from contract_tests.homes import touchpoints_with
 from contract_tests.readers.found import ABSENT, OPAQUE, UNREAD, Found, Reading
 from shims.adaptations import ADAPTATIONS, Adaptation
 from shims.contract import Call, Signature, Verdict, misfits
 from shims.planning import select
-from shims.touchpoints import Touchpoint, by_key, used_by
+from shims.touchpoints import Touchpoint, by_key
 from shims.verbs import Moved, Provide, Replace, reshape
-from shims.versions import Stack, has_generator, within
+from shims.versions import Stack, within
 
 Others = Mapping[str, Mapping[str, Reading]]
 
@@ -52,7 +53,7 @@ def judge_release(
         rows: adaptations in force; None selects them as `shims` would.
     """
     stack = Stack(vllm.release, speculators)
-    touchpoints = used_by(speculators, by_key().values() if has_generator(speculators) else CONSUMERS)
+    touchpoints = touchpoints_with(speculators)
     packages = {touchpoint.package for touchpoint in touchpoints} - {"vllm"}
     fitting = {package: admitted(package, vllm, speculators, others) for package in packages}
     judged = []

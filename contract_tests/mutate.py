@@ -176,11 +176,11 @@ def _broken_without(row: Adaptation, release: str, speculators: str) -> str:
 
     def broken(in_force: list[Adaptation]) -> dict[str, str]:
         judged = judge_release(recorded(release), speculators, others, in_force)
-        return {j.touchpoint.key: j.why for j in judged if j.verdict is Verdict.BROKEN}
+        near = [j for j in judged if j.touchpoint.module == module]
+        return {j.touchpoint.key: j.why for j in near if j.verdict is Verdict.BROKEN}
 
     before, after = broken(rows), broken([r for r in rows if r != row])
-    news = {key: why for key, why in after.items() if key not in before and by_key()[key].module == module}
-    return "; ".join(f"{key}: {why}" for key, why in news.items())
+    return "; ".join(f"{key}: {why}" for key, why in after.items() if key not in before)
 
 
 # --- unit -----------------------------------------------------------------------------------------

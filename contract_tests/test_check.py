@@ -124,6 +124,17 @@ def test_an_override_that_vllm_calls_with_more_is_broken() -> None:
     assert (verdict, "novelty" in why or "at most 1" in why) == (Verdict.BROKEN, True)
 
 
+@pytest.mark.parametrize("speculators", ["0.3.0", "0.4.0.1", "0.9.0"])
+def test_what_the_direct_engine_calls_is_judged_whichever_speculators_is_there(speculators: str) -> None:
+    home, key = "vllm.engine.arg_utils:EngineArgs", "direct EngineArgs"
+    assert _verdict(recorded(_RELEASE), key, speculators)[0] is Verdict.HOLDS
+    found = recorded(_RELEASE).at(home)
+    assert found.signature is not None
+    less = Signature(tuple(p for p in found.signature.parameters if p.name != "worker_cls"))
+    verdict, why = _verdict(_with(home, replace(found, signature=less)), key, speculators)
+    assert (verdict, "worker_cls" in why) == (Verdict.BROKEN, True)
+
+
 def test_a_new_abstract_method_is_broken() -> None:
     home = "vllm.distributed.kv_transfer.kv_connector.v1.base:KVConnectorBase_V1"
     found = recorded(_RELEASE).at(home)

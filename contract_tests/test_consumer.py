@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+
 import pytest
 
 from contract_tests.consumers import CALLED_BY_VLLM, CONSUMERS, DEFINED
@@ -10,7 +13,10 @@ from contract_tests.homes import GENERATORS
 from contract_tests.recorded import recorded_uses
 from contract_tests.uses import UNKNOWN, Use, uses_in
 from shims.contract import Call
+from shims.direct.touchpoints import DIRECT, ENGINE_KEYWORDS
 from shims.touchpoints import TOUCHPOINTS, used_by
+
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize("speculators", GENERATORS)
@@ -24,6 +30,37 @@ def test_every_use_of_hs_connectors_is_declared() -> None:
     for use in recorded_uses()["hs-connectors 0.9.0"]:
         if not use.name.startswith(UNKNOWN):
             assert use.name in declared or use.name in modules, use
+
+
+def test_every_use_of_the_direct_engine_is_declared() -> None:
+    calls = {t.home.replace(":", "."): t.call_for(None) for t in (*TOUCHPOINTS, *DIRECT)}
+    # Names that `vllm` hands on, and an object made at run time: they are declared where they are defined.
+    homes = {
+        "vllm.LLM": "vllm.entrypoints.llm.LLM",
+        "vllm.SamplingParams": "vllm.sampling_params.SamplingParams",
+        "vllm.platforms.current_platform": "vllm.platforms.interface.Platform",
+    }
+    seen = set()
+    for file in sorted((ROOT / "shims" / "direct").glob("*.py")):
+        for use in uses_in(file.read_text(encoding="utf-8"), file.name, ["vllm"]):
+            if use.name.startswith(UNKNOWN):
+                continue
+            name = use.name.removesuffix(".__dataclass_fields__")
+            for short, home in homes.items():
+                name = home + name.removeprefix(short) if f"{name}.".startswith(f"{short}.") else name
+            assert name in calls or any(declared.startswith(f"{name}.") for declared in calls), use
+            assert use.call is None or calls[name] in (None, use.call), use
+            seen.add(name)
+    assert {"vllm.entrypoints.llm.LLM", "vllm.config.set_current_vllm_config"} <= seen
+
+
+def test_the_keywords_declared_for_the_engine_are_those_it_gives() -> None:
+    code = ast.parse((ROOT / "shims" / "direct" / "engine.py").read_text(encoding="utf-8"))
+    load = next(n for n in ast.walk(code) if isinstance(n, ast.FunctionDef) and n.name == "_load")
+    texts = {n.value for n in ast.walk(load) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+    assert set(ENGINE_KEYWORDS) <= texts
+    settings = next(n.value for n in ast.walk(load) if isinstance(n, ast.AnnAssign) and isinstance(n.value, ast.Dict))
+    assert {k.value for k in settings.keys if isinstance(k, ast.Constant)} <= set(ENGINE_KEYWORDS)
 
 
 def test_every_override_has_a_signature() -> None:

@@ -46,7 +46,7 @@ def gate(tmp_path: Path) -> Callable[..., Report]:
     """Gates one file of a consumer: `gate(code, {path: content or None})`."""
 
     def run(code: str, edits: dict[str, bytes | None] | None = None) -> Report:
-        files = {**_FILES, "vllm/engine.py": _ENGINE}
+        files = {**_FILES, "vllm/machine.py": _ENGINE}
         releases = []
         for name, changes in (("before", {}), ("after", edits or {})):
             merged = {**files, **changes}
@@ -72,12 +72,12 @@ def _only(report: Report, level: Level) -> Finding:
 
 def _engine(old: str, new: str) -> dict[str, bytes | None]:
     assert old.encode() in _ENGINE
-    return {"vllm/engine.py": _ENGINE.replace(old.encode(), new.encode())}
+    return {"vllm/machine.py": _ENGINE.replace(old.encode(), new.encode())}
 
 
 _CODE = """
 import asyncio
-from vllm.engine import Base, LIMIT, build, serve
+from vllm.machine import Base, LIMIT, build, serve
 
 class Mine(Base):
     def step(self, batch):
@@ -100,21 +100,21 @@ def test_nothing_changed_and_everything_holds(gate: Callable[..., Report]) -> No
 @pytest.mark.parametrize(
     ("old", "new", "key", "said"),
     [
-        ("def build(", "def construct(", "vllm.engine.build", "has no build"),
-        ("depth=1", "width=1", "vllm.engine.build(…, depth=)", "does not know depth"),
-        ("(model, *, depth=1)", "(model, *, depth=1, must)", "vllm.engine.build(…, depth=)", "requires must"),
-        ("(model, *, depth=1)", "(*, depth=1)", "vllm.engine.build(…, depth=)", "at most 0 positional"),
-        ("def build(", "async def build(", "vllm.engine.build(…, depth=)", "coroutine"),
-        ("LIMIT = 3", "", "vllm.engine.LIMIT", "has no LIMIT"),
-        ("def step(self, batch)", "def step(self, batch, extra)", "override of vllm.engine.Base.step", "extra"),
+        ("def build(", "def construct(", "vllm.machine.build", "has no build"),
+        ("depth=1", "width=1", "vllm.machine.build(…, depth=)", "does not know depth"),
+        ("(model, *, depth=1)", "(model, *, depth=1, must)", "vllm.machine.build(…, depth=)", "requires must"),
+        ("(model, *, depth=1)", "(*, depth=1)", "vllm.machine.build(…, depth=)", "at most 0 positional"),
+        ("def build(", "async def build(", "vllm.machine.build(…, depth=)", "coroutine"),
+        ("LIMIT = 3", "", "vllm.machine.LIMIT", "has no LIMIT"),
+        ("def step(self, batch)", "def step(self, batch, extra)", "override of vllm.machine.Base.step", "extra"),
         ("def close(self, force=False)", "def close(self)", "", ""),
         (
             "    async def wait",
             "    @abc.abstractmethod\n    def novelty(self): ...\n    async def wait",
-            "class of vllm.engine.Base",
+            "class of vllm.machine.Base",
             "requires a subclass to define novelty",
         ),
-        ("    def close(self, force=False): ...\n", "", "override of vllm.engine.Base.close", "nobody calls"),
+        ("    def close(self, force=False): ...\n", "", "override of vllm.machine.Base.close", "nobody calls"),
     ],
 )
 def test_what_breaks_is_told_with_its_place(
@@ -130,20 +130,20 @@ def test_what_breaks_is_told_with_its_place(
 def test_what_moved_is_found_again(gate: Callable[..., Report]) -> None:
     moved = b"def build(model, *, depth=1): ...\n"
     edits = {**_engine("def build(model, *, depth=1): ...\n", ""), "vllm/building.py": moved}
-    report = gate("from vllm.engine import build\n", edits)
+    report = gate("from vllm.machine import build\n", edits)
     finding = _only(report, Level.BROKEN)
     assert any(change.kind == "moved" and "vllm.building:build" in change.detail for change in finding.changes)
     assert 'Moved("vllm.building:build")' in finding.candidates
-    assert any("moved from vllm.engine to vllm.building: build" in note for note in report.notes)
+    assert any("moved from vllm.machine to vllm.building: build" in note for note in report.notes)
 
 
 _GUARDED = {
-    "ImportError": "try:\n    from vllm.engine import build\nexcept ImportError:\n    build = None\n",
-    "tuple": "try:\n    from vllm.engine import build\nexcept (ImportError, KeyError):\n    build = None\n",
-    "bare": "try:\n    from vllm.engine import build\nexcept:\n    build = None\n",
-    "suppress": "import contextlib\nwith contextlib.suppress(ImportError):\n    from vllm.engine import build\n",
-    "version": "import vllm\nif vllm.__version__ < '9':\n    from vllm.engine import build\n",
-    "hasattr": "import vllm.engine\nif hasattr(vllm.engine, 'build'):\n    vllm.engine.build('m')\n",
+    "ImportError": "try:\n    from vllm.machine import build\nexcept ImportError:\n    build = None\n",
+    "tuple": "try:\n    from vllm.machine import build\nexcept (ImportError, KeyError):\n    build = None\n",
+    "bare": "try:\n    from vllm.machine import build\nexcept:\n    build = None\n",
+    "suppress": "import contextlib\nwith contextlib.suppress(ImportError):\n    from vllm.machine import build\n",
+    "version": "import vllm\nif vllm.__version__ < '9':\n    from vllm.machine import build\n",
+    "hasattr": "import vllm.machine\nif hasattr(vllm.machine, 'build'):\n    vllm.machine.build('m')\n",
 }
 
 
@@ -158,10 +158,10 @@ def test_what_the_consumer_catches_is_no_break(gate: Callable[..., Report], name
 @pytest.mark.parametrize(
     "code",
     [
-        "try:\n    from vllm.engine import build\nexcept ValueError:\n    pass\n",
-        "try:\n    x = 1\nexcept ImportError:\n    pass\nfrom vllm.engine import build\n",
-        "try:\n    x = 1\nexcept ImportError:\n    pass\nelse:\n    from vllm.engine import build\n",
-        _GUARDED["ImportError"] + "from vllm.engine import build\n",
+        "try:\n    from vllm.machine import build\nexcept ValueError:\n    pass\n",
+        "try:\n    x = 1\nexcept ImportError:\n    pass\nfrom vllm.machine import build\n",
+        "try:\n    x = 1\nexcept ImportError:\n    pass\nelse:\n    from vllm.machine import build\n",
+        _GUARDED["ImportError"] + "from vllm.machine import build\n",
     ],
 )
 def test_what_it_does_not_catch_is(gate: Callable[..., Report], code: str) -> None:
@@ -169,9 +169,9 @@ def test_what_it_does_not_catch_is(gate: Callable[..., Report], code: str) -> No
 
 
 def test_what_was_broken_before_is_not_blamed_on_the_upgrade(gate: Callable[..., Report]) -> None:
-    report = gate("from vllm.engine import nothing\nfrom vllm.gone.deep import Thing\nThing.part.more\n")
+    report = gate("from vllm.machine import nothing\nfrom vllm.gone.deep import Thing\nThing.part.more\n")
     assert {finding.level for finding in report.findings} == {Level.STANDING}
-    assert {finding.home for finding in report.findings} >= {"vllm.engine:nothing", "vllm.gone.deep:Thing"}
+    assert {finding.home for finding in report.findings} >= {"vllm.machine:nothing", "vllm.gone.deep:Thing"}
     assert report.exit_code() == 0
 
 
@@ -182,7 +182,7 @@ def test_awaiting_what_is_no_longer_async(gate: Callable[..., Report]) -> None:
 
 
 def test_one_finding_for_one_use_in_many_places(gate: Callable[..., Report]) -> None:
-    code = "from vllm.engine import build\n" + "build('m')\n" * 6
+    code = "from vllm.machine import build\n" + "build('m')\n" * 6
     report = gate(code, _engine("(model, *, depth=1)", "(model, depth, *, more)"))
     finding = _only(report, Level.BROKEN)
     assert (finding.line, len(finding.also)) == (2, 5)
@@ -191,13 +191,13 @@ def test_one_finding_for_one_use_in_many_places(gate: Callable[..., Report]) -> 
 @pytest.mark.parametrize(
     ("name", "home"),
     [
-        ("vllm.engine", "vllm.engine"),
-        ("vllm.engine.build", "vllm.engine:build"),
+        ("vllm.machine", "vllm.machine"),
+        ("vllm.machine.build", "vllm.machine:build"),
         ("vllm.config.CacheConfig.block_size", "vllm.config:CacheConfig.block_size"),
         ("vllm.LLM.generate", "vllm:LLM.generate"),
         ("vllm.gone", "vllm:gone"),
         ("vllm.gone.deep.Thing.part", "vllm.gone.deep:Thing.part"),
-        ("vllm.engine.LIMIT.real", "vllm.engine:LIMIT.real"),
+        ("vllm.machine.LIMIT.real", "vllm.machine:LIMIT.real"),
     ],
 )
 def test_where_the_module_ends(gate: Callable[..., Report], name: str, home: str) -> None:

@@ -9,6 +9,7 @@ from contract_tests.readers.found import ABSENT, FOUND, Found, Reading
 from contract_tests.recorded import recorded, recorded_others
 from shims.adaptations import ADAPTATIONS
 from shims.contract import Call, Signature
+from shims.direct.touchpoints import DIRECT
 from shims.releases import known
 from shims.touchpoints import TOUCHPOINTS, Touchpoint
 from shims.versions import within
@@ -51,6 +52,12 @@ def render() -> str:
         "",
         *_table(CONSUMERS, vllm),
         "",
+        "## vLLM, as the direct engine uses it",
+        "",
+        "Whichever speculators is installed. What it shares with the generator's shims is in the first table.",
+        "",
+        *_table(DIRECT, vllm),
+        "",
         "## Adaptations",
         "",
         "| row | touchpoint | does | range | until |",
@@ -71,7 +78,7 @@ def _table(touchpoints: Iterable[Touchpoint], readings: Mapping[str, Reading]) -
         rows = [row.name for row in ADAPTATIONS if row.touchpoint == touchpoint.key]
         rows += [f"→ {row.name}" for row in ADAPTATIONS if touchpoint.through and row.touchpoint == touchpoint.through]
         used_in = touchpoint.used_in.removeprefix("data_generation/")
-        used_in += f" ({_cell(touchpoint.speculators)})" if touchpoint.speculators != "<0.5" else ""
+        used_in += f" ({_cell(touchpoint.speculators)})" if touchpoint.speculators not in ("<0.5", "") else ""
         lines.append(
             f"| `{touchpoint.home}` | {used_in} | {_as(touchpoint)} | {span} | {noticed} | {', '.join(rows)} |"
         )

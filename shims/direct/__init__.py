@@ -1,5 +1,6 @@
 """Hidden states through vLLM's public API: `LLM` with a worker class of ours, at the speed of prefill.
 
+touchpoints.py what it uses of vLLM, as data; agreement.py: does this vLLM take it
 engine.py     in the user's process: builds the engine, hands rows in, hears which are durable
 worker.py     vLLM's own worker of this platform, with a stream beside it
 taps.py       where states leave the model: hooks that call one custom op, eager or compiled

@@ -14,6 +14,7 @@ from typing import Any
 
 from shims.behaviours import failures
 from shims.behaviours.generator import worker_receipts
+from shims.direct.agreement import require_agreement
 from shims.direct.watch import watched
 from shims.errors import SpecshimError, UsageError, WrongStatesError
 
@@ -164,6 +165,7 @@ class DirectEngine:
 
 
 def _load(options: DirectOptions) -> Any:
+    require_agreement()
     from vllm import LLM
     from vllm.platforms import current_platform
 
