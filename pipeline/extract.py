@@ -7,8 +7,9 @@ continued by the same command.
 from __future__ import annotations
 
 import itertools
+import os
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +29,8 @@ from pipeline.progress import StageProgress, console, heartbeat, stage_progress
 from pipeline.row_set import RowSet, Survey
 from pipeline.row_storage import Storage
 from pipeline.writing import writing
-from shims.errors import SpecshimError
+from shims.direct.engine import Settled
+from shims.errors import SinkError, SpecshimError
 
 _NAMED = 10
 """Rows named one by one; the rest is counted."""
@@ -152,7 +154,8 @@ def _stream(
     progress: StageProgress,
     space: disk.Space,
 ) -> None:
-    for settled in engine.stream((index, rows.row(index)[1]) for index in missing):
+    stream = engine.stream((index, rows.row(index)[1]) for index in missing)
+    for settled in _told_of_a_full_disk(stream, space):
         for index in map(int, settled.done):
             progress.advance(rows=1, tokens=len(rows.row(index)[1]))
             space.taken(size[index])
@@ -162,6 +165,17 @@ def _stream(
             progress.advance(rows=1, tokens=len(ids))
             space.taken(size[int(name)])
         space.stop_at_low_water(0)
+
+
+def _told_of_a_full_disk(stream: Iterator[Settled], space: disk.Space) -> Iterator[Settled]:
+    """The same; what the worker met as a full disk is one here, too."""
+    try:
+        yield from stream
+    except SinkError as error:
+        met = OSError(error.errno, os.strerror(error.errno), error.where) if error.errno else None
+        if met is not None and disk.is_full(met):
+            raise space.full(met) from error
+        raise
 
 
 def _left_out(job: Job, rows: RowSet, bad: BadRow) -> None:

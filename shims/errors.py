@@ -29,5 +29,17 @@ class DriftError(SpecshimError):
     """A touchpoint of the installed vLLM does not look as the plan expects: nothing may run on it."""
 
 
+class SinkError(SpecshimError):
+    """A finished row could not be stored.
+
+    Args:
+        errno: the operating system's number of the error, None where it was another one.
+    """
+
+    def __init__(self, where: str, wanted: str, found: str, next_step: str, errno: int | None = None) -> None:
+        super().__init__(where, wanted, found, next_step)
+        self.errno = errno
+
+
 class WrongStatesError(SpecshimError):
     """Captured hidden states could not be proved to belong to their tokens."""

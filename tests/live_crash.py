@@ -3,7 +3,7 @@
 ``python tests/live_crash.py --engines stock direct``; `nox -s live-crash` runs it. Each engine computes a set
 undisturbed, then one that is killed ``--kills`` times with all its processes once some rows are on disk, and once
 by killing a worker alone. The resumed set must pass `verify` against transformers and equal the undisturbed one; a
-finished row must not be written again.
+finished row must not be written again. Last, a real file system (where one can be mounted) gets full under a run.
 """
 
 from __future__ import annotations
@@ -50,22 +50,27 @@ class Runs:
         self.root, self.engine = root, engine
         self.faults: list[str] = []
 
-    def start(self, folder: Path) -> subprocess.Popen[str]:
+    def start(self, folder: Path, *more: object) -> subprocess.Popen[str]:
         """Begin an extraction in a process group of its own."""
         command = [
             sys.executable, "-m", "pipeline", "extract", "--model-path", self.root / "model", "--prepared-data",
             self.root / "prepared" / "tokenized_data.jsonl", "--output-dir", folder, "--engine", self.engine,
             "--dtype", "float32", "--batch-size", 4, "--gpu-memory-utilization", 0.3,
+            *more,
         ]  # fmt: skip
         log = (self.root / f"{self.engine}.log").open("a")
         return subprocess.Popen(
             [str(part) for part in command], stdout=log, stderr=log, text=True, start_new_session=True
         )
 
-    def finish(self, folder: Path) -> None:
+    def finish(self, folder: Path, *more: object) -> None:
         """Run to the end."""
-        if self.start(folder).wait(SECONDS):
-            self.faults.append("a resumed run failed: " + (self.root / f"{self.engine}.log").read_text()[-1500:])
+        if self.start(folder, *more).wait(SECONDS):
+            self.faults.append("a resumed run failed: " + self.said(1500))
+
+    def said(self, length: int) -> str:
+        """The end of the log."""
+        return (self.root / f"{self.engine}.log").read_text()[-length:]
 
     def killed(self, folder: Path, rows: int, worker_only: bool) -> dict[str, int]:
         """Kill a run once ``rows`` more rows are there.
@@ -83,7 +88,7 @@ class Runs:
         elif worker_only:
             os.kill(youngest_child(process.pid), signal.SIGKILL)
             code = process.wait(SECONDS)
-            said = (self.root / f"{self.engine}.log").read_text()[-3000:]
+            said = self.said(3000)
             if code != 1 or "wanted:" not in said or "finished rows are kept" not in said:
                 self.faults.append(f"a killed worker: exit code {code}, and it said {said[-800:]}")
             print(f"{self.engine}: a killed worker is told as: {said.strip().splitlines()[-4:]}", flush=True)
@@ -164,12 +169,40 @@ def trial(root: Path, engine: str, kills: int) -> list[str]:
         runs.faults.append(
             f"rows {wrong[:5]} differ from the undisturbed run (largest relative difference {largest:.1e})"
         )
+    fill(runs, numbers(whole), sum(path.stat().st_size for path in files(whole)))
     print(
         f"{engine}: {kills} kills of all processes and 1 of a worker; {len(after)} rows, {bits} with other last bits "
         f"(largest relative difference {largest:.1e}); {runs.faults or 'nothing wrong'}",
         flush=True,
     )
     return runs.faults
+
+
+def fill(runs: Runs, wanted: Numbers, size: int) -> None:
+    """A file system with room for a third of the rows, then for all of them."""
+    disk = runs.root / f"{runs.engine}-disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size // 3}", "none", str(disk)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        print(f"{runs.engine}: no file system can be mounted here: a full disk was not tried", flush=True)
+        return
+    careless = ("--ignore-space", "--min-free-gib", 0)
+    try:
+        code = runs.start(disk / "states", *careless).wait(SECONDS)
+        said = runs.said(2000)
+        if code != 1 or "space on the disk" not in said or "run the same command again" not in said:
+            runs.faults.append(f"a full disk: exit code {code}, and it said {said[-800:]}")
+        there = len(files(disk / "states"))
+        subprocess.run(["mount", "-o", f"remount,size={2 * size}", str(disk)], check=True)
+        runs.finish(disk / "states", *careless)
+        wrong, _, largest = differences(numbers(disk / "states"), wanted)
+        if wrong or largest > 1e-5:
+            runs.faults.append(f"after a full disk, rows {wrong[:5]} differ (relative difference {largest:.1e})")
+                f"after a full disk, rows {wrong[:5]} differ (largest relative difference {largest:.1e})"
+            )
+        print(f"{runs.engine}: the disk was full at {there} rows; {len(wanted)} with room again", flush=True)
+    finally:
+        subprocess.run(["umount", str(disk)], check=False)
 
 
 def main() -> int:

@@ -218,6 +218,7 @@ def test_a_sink_that_fails_ends_the_writing_and_says_where() -> None:
     prefill(stream, PROMPTS)
     told = settled(stream)
     assert told["fatal"][0] == "/data/row" and "No space left" in told["fatal"][2]
+    assert told["sink"] == [*told["fatal"], 28]
     assert told["done"] == list(sink.rows) and len(sink.rows) == 1
 
 

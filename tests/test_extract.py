@@ -22,6 +22,7 @@ from pipeline import manifest  # noqa: E402
 from pipeline.__main__ import main  # noqa: E402
 from pipeline.bad_rows import BadRow, BadRows  # noqa: E402
 from pipeline.config import ExtractConfig, PrepareConfig, VerifyConfig, VocabConfig  # noqa: E402
+from pipeline.disk import DiskFull  # noqa: E402
 from pipeline.engines.row_sink import RowSink, RowSinkSettings  # noqa: E402
 from pipeline.extract import Extracted, extract, plan_job, status  # noqa: E402
 from pipeline.formats.registry import FORMATS, open_rows  # noqa: E402
@@ -32,7 +33,7 @@ from pipeline.shard import Shard, parse_shard  # noqa: E402
 from pipeline.verify import verify  # noqa: E402
 from pipeline.vocab import build_vocab  # noqa: E402
 from shims.direct.engine import Settled  # noqa: E402
-from shims.errors import SpecshimError, UsageError  # noqa: E402
+from shims.errors import SinkError, SpecshimError, UsageError  # noqa: E402
 
 ROWS = 12
 
@@ -383,6 +384,27 @@ def test_rows_that_a_worker_writes_are_the_same_rows(
     assert place.rows() == wanted and place.record()["engine"] == "direct"
     assert not verify(VerifyConfig(place.root / "states", prepared=place.data)).faults
     assert not list((place.root / "states").rglob("*.part"))
+
+
+def test_a_disk_that_fills_under_the_worker_is_told_as_a_full_disk(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full(Streaming):
+        def stream(self, rows: Iterable[tuple[int, Sequence[int]]]) -> Iterator[Settled]:
+            yield from super().stream(list(rows)[3:6])
+            raise SinkError("/disk/row", "to write a finished row", "OSError: no space", "make room", errno)
+
+    monkeypatch.setattr(extract_module, "StreamingEngine", Streaming)
+    monkeypatch.setattr(extract_module, "open_streaming", Full)
+    errno = 28
+    with pytest.raises(DiskFull, match="run the same command again") as caught:
+        place.extract(engine="direct")
+    assert caught.value.where == "/disk/row"
+    errno = 5  # another error of the disk is not lack of space
+    with pytest.raises(SinkError, match="make room"):
+        place.extract(engine="direct")
+    monkeypatch.setattr(extract_module, "open_streaming", Streaming)
+    assert place.extract(engine="direct", max_bad=1).kept_rows == 6
 
 
 class Loaded:

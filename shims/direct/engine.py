@@ -16,7 +16,7 @@ from shims.behaviours import failures
 from shims.behaviours.generator import worker_receipts
 from shims.direct.agreement import require_agreement
 from shims.direct.watch import watched
-from shims.errors import SpecshimError, UsageError, WrongStatesError
+from shims.errors import SinkError, SpecshimError, UsageError, WrongStatesError
 
 _WORKER = "shims.direct.worker.CaptureWorker"
 # Known to the engine ahead of its turn, so that it never waits for us.
@@ -94,7 +94,8 @@ class DirectEngine:
 
         Raises:
             WrongStatesError: a row could not be proved whole and its own; nothing of it was written.
-            SpecshimError: the engine or the sink failed. Rows told before are durable.
+            SinkError: a row could not be stored. Rows told before are durable.
+            SpecshimError: the engine failed; likewise.
         """
         with watched(self._pids), _told():
             yield from self._run(iter(rows))
@@ -147,9 +148,10 @@ class DirectEngine:
         reply = next(r for r in self._llm.collective_rpc("specshim_poll") if r is not None)
         settled = Settled(reply["done"], reply["faults"])
         waiting -= {*settled.done, *settled.faults}
+        if reply["sink"]:
+            raise SinkError(*reply["sink"])
         if reply["fatal"]:
-            where, wanted, found, next_step = reply["fatal"]
-            raise WrongStatesError(where, wanted, found, next_step)
+            raise WrongStatesError(*reply["fatal"])
         return settled, bool(reply["under_way"] or settled.done or settled.faults)
 
     @property

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from shims.direct import taps
 from shims.direct.assembly import Assembly, Row, Step
 from shims.direct.staging import Filled, Staging
-from shims.errors import SpecshimError, WrongStatesError
+from shims.errors import SinkError, SpecshimError, WrongStatesError
 from shims.model_parts import model_of, runner_kind
 
 # A request is called "<row>@" by us; vLLM may add characters of its own behind.
@@ -72,7 +72,7 @@ class Stream:
         self._under_way = 0
         self._done: list[str] = []
         self._faults: dict[str, str] = {}
-        self._fatal: SpecshimError | None = None
+        self._fatal: SpecshimError | None = None  # a SinkError where a row could not be stored
         taps.attach(model_of(self._runner), native_ids, self)
         if self.kind == "v2":
             self._follow_v2()
@@ -217,7 +217,7 @@ class Stream:
         Returns:
             `done`: row ids; `faults`: row id -> why it was not written; `under_way`: steps and rows that
             are not settled; `incomplete`: requests that began and are not whole; `fatal`: the four parts
-            of the error that ended the capture, or None.
+            of the error that ended the capture, or None; `sink`: where that is a SinkError, its arguments.
         """
         with self._lock:
             done, self._done = self._done, []
@@ -228,23 +228,25 @@ class Stream:
                 "faults": faults,
                 "under_way": self._under_way,
                 "incomplete": len(self._assembly.incomplete()) if not self._under_way else None,
-                "fatal": [fatal.where, fatal.wanted, fatal.found, fatal.next_step] if fatal else None,
+                "fatal": list(fatal.args) if fatal else None,
+                "sink": [*fatal.args, fatal.errno] if isinstance(fatal, SinkError) else None,
             }
 
 
-def _explained(error: Exception) -> SpecshimError:
+def _explained(error: Exception) -> SinkError:
     if isinstance(error, OSError) and error.filename:
-        return SpecshimError(
+        return SinkError(
             str(error.filename),
             "to write a finished row",
             f"{type(error).__name__}: {error.strerror or error}",
             "make room (or mend the folder) and repeat the command: finished rows are kept",
+            error.errno,
         )
     frames, tb = [], error.__traceback__
     while tb is not None:
         frames.append(f"{tb.tb_frame.f_code.co_filename}:{tb.tb_lineno}")
         tb = tb.tb_next
-    return SpecshimError(
+    return SinkError(
         f"worker, {frames[-1] if frames else 'writer'}",
         "to store a finished row",
         f"{type(error).__name__}: {error or 'no message'}",
