@@ -198,8 +198,6 @@ def fill(runs: Runs, wanted: Numbers, size: int) -> None:
         wrong, _, largest = differences(numbers(disk / "states"), wanted)
         if wrong or largest > 1e-5:
             runs.faults.append(f"after a full disk, rows {wrong[:5]} differ (relative difference {largest:.1e})")
-                f"after a full disk, rows {wrong[:5]} differ (largest relative difference {largest:.1e})"
-            )
         print(f"{runs.engine}: the disk was full at {there} rows; {len(wanted)} with room again", flush=True)
     finally:
         subprocess.run(["umount", str(disk)], check=False)
