@@ -40,6 +40,7 @@ class VllmSpeaker:
         self._config = config
         try:
             from vllm import LLM
+            from vllm.platforms import current_platform
 
             self._llm: Any = LLM(
                 model=model_folder,
@@ -48,6 +49,7 @@ class VllmSpeaker:
                 tensor_parallel_size=config.tp_size,
                 gpu_memory_utilization=config.gpu_memory_utilization,
                 trust_remote_code=config.trust_remote_code,
+                enforce_eager=current_platform.is_cpu(),  # where compiling takes minutes
             )
         except Exception as error:
             missing = isinstance(error, ModuleNotFoundError)

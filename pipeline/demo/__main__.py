@@ -21,10 +21,14 @@ from rich.table import Table
 
 from pipeline import manifest
 from pipeline.atomic import write_text
-from pipeline.demo.regenerate import CONVERSATIONS
 from pipeline.prepared import DATA_NAME
+from pipeline.regenerate import NAME as REGENERATED_NAME
 from shims.errors import SpecshimError
 
+# The model's own answers, as `--regenerate` writes them; they are committed, since asking takes minutes on a CPU.
+CONVERSATIONS = Path(__file__).with_name("conversations.jsonl")
+_REPLY_TOKENS = 128
+_TEMPERATURE = 0.6
 _DRAFT_VOCAB = 8192
 _EPOCHS = 8
 _LR = 1e-3
@@ -63,7 +67,12 @@ class Places:
     @property
     def conversations(self) -> Path:
         """The committed conversations, or the fresh ones."""
-        return self.work / "conversations.jsonl" if self.regenerated else CONVERSATIONS
+        return self.answers / REGENERATED_NAME if self.regenerated else CONVERSATIONS
+
+    @property
+    def answers(self) -> Path:
+        """Folder of the fresh conversations."""
+        return self.work / "conversations"
 
     @property
     def prepared(self) -> Path:
@@ -136,9 +145,11 @@ def run_demo(places: Places, python: str) -> None:
     if not places.model_checked.is_file():
         run("model: does it speak?", "pipeline.demo.ask", places.model, _QUESTION, _ANSWER)
         places.model_checked.touch()
-    if not places.conversations.is_file():
-        run("conversations", "pipeline.demo.regenerate", "--model", places.model, "--output", places.conversations)
     model, tokenized = ("--model-path", places.model), places.prepared / DATA_NAME
+    if places.regenerated:
+        asking = ("--max-reply-tokens", _REPLY_TOKENS, "--temperature", _TEMPERATURE, "--max-model-len", 2048)
+        run("regenerate", "pipeline", "regenerate", *model, "--input", CONVERSATIONS,
+            "--output-dir", places.answers, *asking)  # fmt: skip
     run("prepare", "pipeline", "prepare", *model, "--input", places.conversations, "--output-dir", places.prepared)
     run("vocab", "pipeline", "vocab", "--prepared", places.prepared, "--draft-vocab-size", _DRAFT_VOCAB)
     run("extract", "pipeline", "extract", *model, "--prepared-data", tokenized, "--output-dir", places.states)
