@@ -68,7 +68,8 @@ def test_embeddings_are_for_the_other_engines() -> None:
         ("0.24.0", _options(LayerIds((1, 7), AFTER), architecture="DeepseekV3ForCausalLM"), "0.25"),
         ("0.24.0", _options(LayerIds((1, 8), NATIVE), architecture="KimiK25ForConditionalGeneration"), "0.25"),
         ("0.30.0", _options(LayerIds((1,), AFTER), tp_size=2), "0.31"),
-        ("0.22.0", _options(LayerIds((1,), AFTER)), "CUDA"),
+        ("0.20.2", _options(LayerIds((1,), AFTER)), "CUDA"),
+        ("0.32.0", _options(LayerIds((1,), AFTER)), "CUDA"),
     ],
 )
 def test_what_the_connector_gets_wrong_is_refused(

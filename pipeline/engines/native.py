@@ -48,8 +48,9 @@ def check_native(options: EngineOptions) -> None:
             f"vllm {vllm} and --tp-size {options.tp_size}",
         ),
         (
-            within(vllm, ">=0.22") and not _on_cuda(),
-            "a CUDA device (from 0.22 on the connector copies with CUDA streams)",
+            not _on_cuda(),
+            "a CUDA device (before 0.22 vLLM's CPU runner does not ask the model for the states and fails while it "
+            "warms up; from 0.22 on the connector copies with CUDA streams)",
             "none",
         ),
     ):
@@ -92,7 +93,6 @@ class NativeEngine:
                 skip_tokenizer_init=True,
                 enable_prefix_caching=False,
                 enable_chunked_prefill=chunked,
-                enforce_eager=not _on_cuda(),
                 disable_log_stats=True,
                 speculative_config={
                     "method": "extract_hidden_states",
