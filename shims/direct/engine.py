@@ -17,6 +17,7 @@ from shims.behaviours.generator import worker_receipts
 from shims.direct.agreement import require_agreement
 from shims.direct.watch import watched
 from shims.errors import SinkError, SpecshimError, UsageError, WrongStatesError
+from shims.versions import detect, within
 
 _WORKER = "shims.direct.worker.CaptureWorker"
 # Known to the engine ahead of its turn, so that it never waits for us.
@@ -77,6 +78,8 @@ class DirectEngine:
         self._engine = self._llm.llm_engine
         self._in_engine: set[str] = set()
         self._serial = 0
+        # From 0.17 on a prompt that says what it is goes through as it is; others are rendered first, and deprecated.
+        self._kind = {"type": "token"} if within(detect().vllm, ">=0.17") else {}
         replies = self._llm.collective_rpc("specshim_open", args=(options.sink, options.sink_settings))
         self.workers: list[dict[str, Any]] = replies
         worker_receipts[:] = replies
@@ -140,7 +143,7 @@ class DirectEngine:
         request_id = f"{row_id}@{self._serial}"
         self._serial += 1
         greedy = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
-        self._engine.add_request(request_id, {"prompt_token_ids": list(token_ids)}, greedy)
+        self._engine.add_request(request_id, {**self._kind, "prompt_token_ids": list(token_ids)}, greedy)
         self._in_engine.add(request_id)
 
     def _poll(self, waiting: set[str]) -> tuple[Settled, bool]:
