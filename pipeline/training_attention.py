@@ -1,4 +1,4 @@
-"""The attention a draft trains with: speculators' flex attention, or the same with a dense mask where that cannot train.
+"""The attention a draft trains with: speculators' flex attention, or the same with a dense mask.
 
 flex_attention has no backward pass on a CPU in some releases of torch (2.13). Both read the same block mask.
 """

@@ -194,7 +194,7 @@ class BatchStream:
         done, self._skip = self._skip, 0
         # Workers are made anew for each epoch: they copy the rows' epoch when they start.
         loader = DataLoader(
-            self._rows,  # type: ignore[arg-type]
+            self._rows,
             sampler=groups[done:],
             batch_size=None,
             num_workers=self._workers,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,7 @@ def _load(draft: Any, initial: InitialDraft) -> None:
         raise SpecshimError(
             f"--init-from {initial.folder}",
             "the tensors of an EAGLE-3 draft",
-            "; ".join([f"no {', '.join(absent)}"] * bool(absent) + [f"also {', '.join(unexpected)}"] * bool(unexpected)),
+            f"missing: {', '.join(absent) or 'none'}; unknown: {', '.join(unexpected) or 'none'}",
             "give an EAGLE-3 draft, or leave --init-from out",
         )
 
@@ -154,18 +155,12 @@ def write_draft(draft: Any, state: dict[str, Any], folder: Path, dtype: str, dat
     refuse_incomplete(new, data)
     for path in new.iterdir():
         with path.open("rb") as handle:
-            _sync(handle.fileno())
+            os.fsync(handle.fileno())
     if folder.exists():
         folder.rename(old)
     new.rename(folder)
     sync_folder(folder.parent)
     shutil.rmtree(old, ignore_errors=True)
-
-
-def _sync(handle: int) -> None:
-    import os
-
-    os.fsync(handle)
 
 
 def refuse_incomplete(folder: Path, data: TrainingData) -> None:

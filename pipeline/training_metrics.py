@@ -63,7 +63,8 @@ class MetricsLog(logging.Handler):
         if not self._series.counted:
             metrics = self._ranks.averaged(metrics)
         self.steps += kind != _VALIDATION
-        line = {"kind": kind, "step": self.steps, "epoch": record.msg.get("epoch"), "lr": record.msg.get("lr")}
+        line: dict[str, Any] = {"kind": kind, "step": self.steps}
+        line |= {"epoch": record.msg.get("epoch"), "lr": record.msg.get("lr")}
         if kind != _VALIDATION:
             line["tokens"] = round(self._ranks.summed({"tokens": self.tokens})["tokens"])
         self._write(line | metrics)

@@ -93,7 +93,8 @@ def ranks_of_environment() -> Ranks:
     """As torchrun says; alone where it does not."""
     if "LOCAL_RANK" not in os.environ:
         return Ranks()
-    return Ranks(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")), int(os.environ["LOCAL_RANK"]))
+    rank, size, local = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    return Ranks(rank, size, local)
 
 
 class joined:

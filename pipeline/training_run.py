@@ -76,7 +76,7 @@ class Run:
     def _adaptations(self, attention: str, configs_mended: bool) -> list[str]:
         series, used = self._parts.series, []
         if not self._parts.read:
-            used.append(f"speculators {self._parts.version} is newer than what was read: driven as series {series.name}")
+            used.append(f"speculators {self._parts.version} is newer than what was read: driven as {series.name}")
         if configs_mended:
             used.append("speculators' config classes get their own constructor back from transformers 5")
         if attention == DENSE_ATTENTION:
