@@ -1,6 +1,7 @@
 """The attention a draft trains with: speculators' flex attention, or the same with a dense mask.
 
-flex_attention has no backward pass on a CPU in some releases of torch (2.13). Both read the same block mask.
+On a CPU flex_attention runs uncompiled, many times slower than a dense mask (torch 2.10), or has no backward pass at
+all (2.13). Both read the same block mask.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ FLEX_ATTENTION = "simple_flex_attention"
 
 
 def flex_attention_trains(device: str) -> bool:
-    """Whether flex_attention can be differentiated on ``device`` (torch 2.13 cannot on a CPU)."""
+    """Whether flex_attention can be differentiated on ``device``."""
     import torch
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -70,7 +71,7 @@ def dense_attention(
 
 def choose_attention(device: str) -> str:
     """Name of the attention to train with: speculators' flex attention, or the dense substitute."""
-    if flex_attention_trains(device):
+    if device.startswith("cuda") and flex_attention_trains(device):
         return FLEX_ATTENTION
     from transformers.modeling_utils import AttentionInterface
 

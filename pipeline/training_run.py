@@ -80,7 +80,8 @@ class Run:
         if configs_mended:
             used.append("speculators' config classes get their own constructor back from transformers 5")
         if attention == DENSE_ATTENTION:
-            used.append(f"dense attention mask: flex_attention has no backward on {self._device} in this torch")
+            why = "cannot train" if self._device.startswith("cuda") else "is slow or cannot train"
+            used.append(f"dense attention mask: flex_attention {why} on {self._device} in this torch")
         if not self._device.startswith("cuda"):
             used.append(f"device {self._device} in place of a CUDA rank")
         if self._ranks.size > 1:
