@@ -26,7 +26,7 @@ from pipeline.formats.stores import Claim
 from pipeline.training_batches import BatchStream, PackedRows
 from pipeline.training_compat import load_trainer_parts
 
-HIDDEN, STATES, ROWS, LONGEST, BATCH = 1024, 4, 96, 2048, 4096
+HIDDEN, STATES, ROWS, LONGEST, BATCH = 1024, 4, 48, 2048, 4096
 PASSES = 5
 
 

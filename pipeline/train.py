@@ -16,13 +16,11 @@ from pipeline import training_checkpoint as checkpoints
 from pipeline.config import TrainConfig
 from pipeline.lock import exclusive
 from pipeline.progress import console
+from pipeline.training_checkpoint import DRAFT_NAME, METRICS_NAME
 from pipeline.training_inputs import TrainingData, check_inputs
 from pipeline.training_parallel import Ranks, joined, ranks_of_environment
 from shims.errors import UsageError
 from shims.versions import installed
-
-METRICS_NAME = "metrics.jsonl"
-DRAFT_NAME = "draft"
 
 
 @dataclass

@@ -85,7 +85,7 @@ class PackedRows:
                 break
             states = row.states
             if at == 0:
-                batch |= self._empty(states.shape[1] - 1, states.shape[2])
+                batch |= self._unfilled(states.shape[1] - 1, states.shape[2])
             to, last = slice(at, at + length), slice(1, length + 1)
             auxiliary = batch["hidden_states"].view(self._max, states.shape[1] - 1, states.shape[2])
             auxiliary[to].copy_(states[:length, :-1])
@@ -97,16 +97,18 @@ class PackedRows:
             batch["position_ids"][0, to] = torch.arange(1, length + 1)
             batch["extents"].append(length)
             at += length
+        for name in batch.keys() - {"extents"}:
+            batch[name][0, at:].zero_()
         return batch
 
-    def _empty(self, auxiliary: int, hidden: int) -> Batch:
+    def _unfilled(self, auxiliary: int, hidden: int) -> Batch:
         import torch
 
         numbers = ("input_ids", "loss_mask", "position_ids")
         return {
-            "hidden_states": torch.zeros(1, self._max, auxiliary * hidden, dtype=self._dtype),
-            "verifier_last_hidden_states": torch.zeros(1, self._max, hidden, dtype=self._dtype),
-            **{name: torch.zeros(1, self._max, dtype=torch.long) for name in numbers},
+            "hidden_states": torch.empty(1, self._max, auxiliary * hidden, dtype=self._dtype),
+            "verifier_last_hidden_states": torch.empty(1, self._max, hidden, dtype=self._dtype),
+            **{name: torch.empty(1, self._max, dtype=torch.long) for name in numbers},
         }
 
     def _moved(self, row: int, shape: Any) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import shutil
 from dataclasses import asdict, dataclass, field
@@ -18,6 +19,8 @@ from pipeline.atomic import sync_folder
 from shims.errors import SpecshimError
 
 FOLDER = "checkpoints"
+METRICS_NAME = "metrics.jsonl"
+DRAFT_NAME = "draft"
 _NAME = re.compile(r"step-(\d{8,})")
 _WEIGHTS, _OPTIMIZER, _PROGRESS = "weights.safetensors", "optimizer.pt", "progress.json"
 _UNDER_WAY = ".new"
@@ -118,6 +121,26 @@ def read(checkpoint: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     except Exception as error:  # torch and safetensors raise what they like
         raise _unreadable(checkpoint, error) from error
     return weights, training
+
+
+def random_state() -> dict[str, Any]:
+    """The random numbers of this process, as `torch.load(weights_only=True)` takes them."""
+    import torch
+
+    kind, numbers, gauss = random.getstate()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return {"torch": torch.get_rng_state(), "cuda": cuda, "python": [kind, list(numbers), gauss]}
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """Undo :func:`random_state`."""
+    import torch
+
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda"])
+    kind, numbers, gauss = state["python"]
+    random.setstate((kind, tuple(numbers), gauss))
 
 
 def _unreadable(path: Path, error: Exception) -> SpecshimError:

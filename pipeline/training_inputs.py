@@ -63,7 +63,7 @@ def check_inputs(config: TrainConfig, lengths: dict[int, int] | None = None) -> 
         if value < low:
             raise UsageError(flag, f"at least {low}", str(value), "give a larger number")
     for flag, text, allowed in (
-        ("--dtype", config.dtype, ("auto", *_DTYPES)),
+        ("--dtype", config.dtype, ("auto", "float32", "bfloat16")),
         ("--draft-dtype", config.draft_dtype, _DTYPES),
         ("--scheduler", config.scheduler, _SCHEDULERS),
     ):

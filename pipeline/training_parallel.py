@@ -129,8 +129,10 @@ def replicated(draft: Any, ranks: Ranks, device: str) -> Any:
     return DistributedDataParallel(draft, device_ids=[ranks.local] if device.startswith("cuda") else None)
 
 
-def sharded(draft: Any, dtype: Any) -> Any:
-    """The draft with its parameters spread over the processes, by speculators' own function (FSDP).
+def sharding(trainer_class: Any, dtype: Any) -> Any:
+    """A trainer that spreads the draft's parameters over the processes, by speculators' own function (FSDP).
+
+    It does so where its base has looked at the draft and put it on its device, before the optimizer is made.
 
     Args:
         dtype: to compute in, where the release can be told.
@@ -143,7 +145,14 @@ def sharded(draft: Any, dtype: Any) -> Any:
         from speculators.train.utils import apply_fully_sharded
 
     takes_dtype = "param_dtype" in inspect.signature(apply_fully_sharded).parameters
-    return apply_fully_sharded(draft, **({"param_dtype": dtype} if takes_dtype else {}))
+    options = {"param_dtype": dtype} if takes_dtype else {}
+
+    class ShardingTrainer(trainer_class):  # type: ignore[misc]
+        def setup_model(self) -> None:
+            super().setup_model()
+            apply_fully_sharded(self.model, **options)
+
+    return ShardingTrainer
 
 
 def whole_state(draft: Any, is_sharded: bool) -> dict[str, Any]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import random
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,8 @@ class Run:
         # The same initial weights in every process.
         torch.manual_seed(config.seed)
         self._draft = build_draft(config, data, self._parts, attention, initial)
+        if not self._parts.series.autocasts:
+            self._draft.to(getattr(torch, self._dtype))
         if config.accumulate > 1:
             self._draft.forward = stacking(self._draft.forward, self._parts.series.counted)
         self._streams = self._make_streams()
@@ -170,10 +172,11 @@ class Run:
         }
         if "hidden_states_dtype" in parts.config_class._fields:
             options["hidden_states_dtype"] = getattr(torch, self._dtype)
+        kind = parts.trainer_class
         if self._sharded:
-            self._draft = parallel.sharded(self._draft.to(self._device), getattr(torch, self._dtype))
+            kind = parallel.sharding(kind, getattr(torch, self._dtype))
         with _warnings_of_autocast():
-            trainer = parts.trainer_class(
+            trainer = kind(
                 model=self._draft,
                 config=parts.config_class(**options),
                 train_loader=self._streams[0],
@@ -219,7 +222,7 @@ class Run:
             self._log = stack.enter_context(
                 metrics_to(
                     MetricsLog(
-                        config.output_dir / "metrics.jsonl", bar, self._parts.series, self._ranks,
+                        config.output_dir / checkpoints.METRICS_NAME, bar, self._parts.series, self._ranks,
                         begin_at=progress.metrics_bytes, step=progress.step,
                         sink=events.add if events is not None else lambda line: None,
                     )
@@ -233,7 +236,7 @@ class Run:
             self._epochs()
             progress.seconds = time.monotonic() - self._began
         if self._ranks.first:
-            fault = plot(read_metrics(config.output_dir / "metrics.jsonl"), config.output_dir / PLOT_NAME)
+            fault = plot(read_metrics(config.output_dir / checkpoints.METRICS_NAME), config.output_dir / PLOT_NAME)
             if fault:
                 console.print(f"no picture of the training: {fault}", highlight=False)
         return progress
@@ -251,8 +254,7 @@ class Run:
         while progress.epoch < config.epochs and not progress.stopped:
             self._streams[0].skip(progress.position)
             self._trainer.train_epoch(progress.epoch)
-            # A validation and a checkpoint of the same step may have come in between already.
-            if not self._validated_now():
+            if not self._validated():
                 self._judge(self._validate())
             progress.epoch, progress.position = progress.epoch + 1, 0
             self._save()
@@ -277,9 +279,11 @@ class Run:
             self._save()
         return not progress.stopped
 
-    def _validated_now(self) -> bool:
-        config, step = self._config, self._progress.step
-        return bool(config.val_steps and step % config.val_steps == 0 and self._progress.stopped)
+    def _validated(self) -> bool:
+        """Whether the step that ended the training in the middle of an epoch was validated there already."""
+        config, progress = self._config, self._progress
+        within = progress.position < len(self._streams[0])
+        return bool(within and config.val_steps and progress.step % config.val_steps == 0)
 
     def _validate(self) -> dict[str, float]:
         assert self._log is not None
@@ -294,15 +298,15 @@ class Run:
             progress.best, progress.best_step, progress.not_better = dict(found), progress.step, 0
             state = parallel.whole_state(self._draft, self._sharded)
             if self._ranks.first:
-                write_draft(self._draft, state, config.output_dir / "draft", config.draft_dtype, self._data)
+                write_draft(
+                    self._draft, state, config.output_dir / checkpoints.DRAFT_NAME, config.draft_dtype, self._data
+                )
         else:
             progress.not_better += 1
         if config.patience and progress.not_better >= config.patience and not progress.stopped:
             progress.stopped = f"{progress.not_better} validations without a better one (--patience)"
 
     def _save(self) -> None:
-        import torch
-
         assert self._log is not None
         progress, ranks = self._progress, self._ranks
         progress.metrics_bytes = self._log.durable()
@@ -312,7 +316,7 @@ class Run:
         training = {
             "optimizers": parallel.optimizer_states(self._draft, self._optimizers, self._sharded),
             "schedulers": [scheduler.state_dict() for scheduler in self._schedulers],
-            "random": ranks.gathered(_random_state(torch)),
+            "random": ranks.gathered(checkpoints.random_state()),
         }
         if ranks.first:
             weights = {name: value.contiguous() for name, value in state.items() if name in trainable}
@@ -321,8 +325,6 @@ class Run:
         ranks.wait()
 
     def _restore(self, checkpoint: Path) -> None:
-        import torch
-
         self._progress = checkpoints.read_progress(checkpoint)
         weights, training = checkpoints.read(checkpoint)
         unknown = parallel.restore_weights(self._draft, weights, self._sharded)
@@ -333,25 +335,11 @@ class Run:
             scheduler.load_state_dict(state)
         self._trainer.global_step = self._progress.step
         if self._ranks.rank < len(training["random"]):
-            _set_random_state(torch, training["random"][self._ranks.rank])
-
-
-def _random_state(torch: Any) -> dict[str, Any]:
-    kind, numbers, gauss = random.getstate()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return {"torch": torch.get_rng_state(), "cuda": cuda, "python": [kind, list(numbers), gauss]}
-
-
-def _set_random_state(torch: Any, state: dict[str, Any]) -> None:
-    torch.set_rng_state(state["torch"])
-    if state["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"])
-    kind, numbers, gauss = state["python"]
-    random.setstate((kind, tuple(numbers), gauss))
+            checkpoints.set_random_state(training["random"][self._ranks.rank])
 
 
 @contextlib.contextmanager
-def _warnings_of_autocast() -> Any:
+def _warnings_of_autocast() -> Iterator[None]:
     """float32 is wanted: that autocast then does nothing is no news."""
     import warnings
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,8 @@ def test_a_finished_training_leaves_no_checkpoint_and_one_picture(undisturbed: P
     assert not (undisturbed / "checkpoints").exists()
     record = json.loads((undisturbed / "manifest.json").read_text())
     assert record["complete"] and record["metrics"]["best"]["loss"] <= record["metrics"]["end"]["loss"]
+    events = [path.stat().st_size for path in undisturbed.glob("tensorboard/events*")]
+    assert bool(events and all(events)) == bool(find_spec("tensorboard"))
     pytest.importorskip("matplotlib")
     assert (undisturbed / "training.png").read_bytes().startswith(b"\x89PNG")
 

@@ -39,7 +39,7 @@ def train(
     max_seq_len: Annotated[int, _option("Tokens in a packed batch.")] = _DEFAULT["max_seq_len"],
     accumulate: Annotated[int, _option("Packed batches of one step on each device.")] = _DEFAULT["accumulate"],
     device: Annotated[str, _option("auto, cpu, cuda or cuda:N.")] = _DEFAULT["device"],
-    dtype: Annotated[str, _option("To compute in: auto, float32, bfloat16 or float16.")] = _DEFAULT["dtype"],
+    dtype: Annotated[str, _option("To compute in: auto, float32 or bfloat16.")] = _DEFAULT["dtype"],
     draft_dtype: Annotated[str, _option("Of the published weights.")] = _DEFAULT["draft_dtype"],
     fsdp: Annotated[bool, _option("Under torchrun: spread the draft over the devices.")] = _DEFAULT["fsdp"],
     workers: Annotated[int, _option("Processes that read rows ahead.")] = _DEFAULT["workers"],
