@@ -10,6 +10,8 @@ nox -s mutate-rows           each adaptation row left out in turn: a check has t
 nox -s crash                 kill -9 at 200 random points of extractions in every format
 nox -s mutate-files          ten thousand damaged files to every reader
 nox -s live-formats          our data sets, read by the trainers' own dataset classes
+nox -s live-train            the trainers of four speculators releases take twenty steps on our data
+nox -s bench-loader          training batches read by our loader and by theirs, as a ratio
 nox -s lint docs
 """
 
@@ -258,6 +260,39 @@ TRAINERS = {
 }
 
 
+def install_trainer(session: nox.Session, trainer: str) -> None:
+    """A speculators release with what it allows itself, and this."""
+    libraries = ("safetensors", "jinja2", "loguru", "psutil", "pydantic-settings", "tqdm", "openai", "httpx", "aiohttp")
+    session.install(*TRAINERS[trainer], *libraries)
+    session.install("--no-deps", f"speculators=={trainer}")
+    install_self(session)
+
+
+@nox.session(name="live-train", python=interpreter(TESTED), reuse_venv=True)
+@nox.parametrize("trainer", [nox.param(version, id=version) for version in TRAINERS])
+def live_train(session: nox.Session, trainer: str) -> None:
+    """Twenty steps of this release's own trainer on our data: the loss falls, its own class loads the draft.
+
+    The environment is removed afterwards, unless `-- --keep` is given.
+    """
+    install_trainer(session, trainer)
+    session.install("tensorboard", "matplotlib")
+    session.run("python", "tests/live_train.py", env={"OMP_NUM_THREADS": "2", "HF_HUB_OFFLINE": "1"})
+    if "--keep" not in session.posargs:
+        shutil.rmtree(session.virtualenv.location, ignore_errors=True)
+
+
+@nox.session(name="bench-loader", python=interpreter(TESTED), reuse_venv=True)
+@nox.parametrize("trainer", [nox.param(version, id=version) for version in TRAINERS])
+def bench_loader(session: nox.Session, trainer: str) -> None:
+    """Packed training batches, ours and this release's own, in one run; writes benchmarks/results/loader/."""
+    install_trainer(session, trainer)
+    session.run("python", "-m", "benchmarks.loader", "--output", "benchmarks/results/loader",
+                env={"OMP_NUM_THREADS": "2", "HF_HUB_OFFLINE": "1"})  # fmt: skip
+    if "--keep" not in session.posargs:
+        shutil.rmtree(session.virtualenv.location, ignore_errors=True)
+
+
 @nox.session(name="live-formats", python=interpreter(TESTED), reuse_venv=True)
 @nox.parametrize("trainer", [nox.param(version, id=version) for version in TRAINERS])
 def live_formats(session: nox.Session, trainer: str) -> None:
@@ -265,10 +300,7 @@ def live_formats(session: nox.Session, trainer: str) -> None:
 
     The environment is removed afterwards, unless `-- --keep` is given.
     """
-    libraries = ("safetensors", "jinja2", "loguru", "psutil", "pydantic-settings", "tqdm", "openai", "httpx", "aiohttp")
-    session.install(*TRAINERS[trainer], *libraries)
-    session.install("--no-deps", f"speculators=={trainer}")
-    install_self(session)
+    install_trainer(session, trainer)
     session.run("python", "tests/live_formats.py", env={"OMP_NUM_THREADS": "2", "HF_HUB_OFFLINE": "1"})
     if "--keep" not in session.posargs:
         shutil.rmtree(session.virtualenv.location, ignore_errors=True)

@@ -44,7 +44,34 @@ def render() -> str:
         for model in dict.fromkeys(row["model"] for row in run["rows"]):
             lines += ["", f"**{model}**", "", "| way | tokens/s | of plain |", "|---|---|---|"]
             lines += [_row(row) for row in run["rows"] if row["model"] == model]
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, *_loaders(), ""])
+
+
+def _loaders() -> list[str]:
+    """Reading training batches, per speculators release."""
+    paths = sorted((RESULTS / "loader").glob("*.json"))
+    if not paths:
+        return []
+    lines = [
+        "",
+        "## Reading training batches",
+        "",
+        "`specshim train` packs rows straight into a batch; speculators' own data set and collate function read the "
+        "same rows into the same batches. `nox -s bench-loader`: one process, the files in the page cache, the passes "
+        "alternate; the ratio is the median over the passes.",
+        "",
+        "| speculators | batch of | theirs, tokens/s | ours, tokens/s | ours / theirs |",
+        "|---|---|---|---|---|",
+    ]
+    for path in paths:
+        run = json.loads(path.read_text(encoding="utf-8"))
+        for result in run["results"]:
+            theirs, ours = (
+                round(run["tokens"] / sorted(result["seconds"][name])[len(result["seconds"][name]) // 2])
+                for name in ("speculators", "specshim")
+            )
+            lines.append(f"| {run['speculators']} | {result['dtype']} | {theirs:,} | {ours:,} | {result['ratio']} |")
+    return lines
 
 
 def _row(row: dict[str, Any]) -> str:

@@ -29,6 +29,7 @@ from pipeline.commands import prepare_options as preparing
 from pipeline.commands.convert import convert
 from pipeline.commands.regenerate import regenerate
 from pipeline.commands.status import lines_of as status_lines
+from pipeline.commands.train import train
 from shims.errors import SpecshimError, UsageError
 
 app = typer.Typer(
@@ -206,6 +207,7 @@ def extract(
 
 app.command()(convert)
 app.command()(regenerate)
+app.command()(train)
 
 
 @app.command()
@@ -242,37 +244,6 @@ def verify(
         _print(result.verdict())
     if result.faults:
         raise typer.Exit(1)
-
-
-@app.command()
-def train(
-    data: Annotated[Path, typer.Option(help="Folder written by `extract`.")],
-    vocab: Annotated[Path, typer.Option(help="Folder written by `vocab`.")],
-    model: Annotated[str, typer.Option(help="The model the states came from (the verifier).")],
-    output_dir: Annotated[Path, typer.Option(help="Folder for the draft and the metrics.")],
-    epochs: Annotated[int, typer.Option(help="Passes over the data.")] = 3,
-    lr: Annotated[float, typer.Option(help="Peak learning rate.")] = 1e-4,
-    max_seq_len: Annotated[int, typer.Option(help="Tokens in a packed batch.")] = options.DEFAULT_MAX_SEQ_LEN,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    ttt_steps: Annotated[int, typer.Option(help="Draft tokens predicted in a chain.")] = 3,
-    ttt_step_loss_decay: Annotated[float, typer.Option(help="Weight of each further draft token.")] = 1.0,
-    num_layers: Annotated[int, typer.Option(help="Decoder layers of the draft.")] = 1,
-    val_share: Annotated[float, typer.Option(help="Share of rows held out.")] = 0.1,
-    noise_std: Annotated[float, typer.Option(help="Noise on the auxiliary states while training.")] = 0.05,
-    seed: Annotated[int, typer.Option(help="Of split, order and initial weights.")] = 0,
-    trust_remote_code: TrustRemoteCode = False,
-) -> None:
-    """Train an EAGLE-3 draft with speculators' own model and trainer."""
-    from pipeline.train import train as run
-
-    result = run(
-        options.TrainConfig(
-            data, vocab, model, output_dir, epochs, lr, max_seq_len, device, ttt_steps, ttt_step_loss_decay,
-            num_layers, val_share, noise_std, seed, trust_remote_code,
-        )
-    )  # fmt: skip
-    for line in result.summary():
-        _print(line)
 
 
 @app.command()

@@ -6,7 +6,7 @@ kept as given, so messages can name what the user typed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 DEFAULT_MAX_SEQ_LEN = 2048
@@ -183,4 +183,32 @@ class TrainConfig:
     """Standard deviation of the noise added to the auxiliary states while training."""
     seed: int = 0
     trust_remote_code: bool = False
-    extra: dict[str, str] = field(default_factory=dict)
+    dtype: str = "auto"
+    """To compute in; auto: float32, or bfloat16 on a GPU where the trainer keeps float32 weights (from 0.7 on)."""
+    draft_dtype: str = "bfloat16"
+    """Of the weights in the published draft."""
+    max_steps: int = 0
+    """End after so many optimizer steps; 0: after the last epoch."""
+    scheduler: str = "linear"
+    """How the learning rate falls after the warmup: linear, cosine or none."""
+    warmup_steps: int | None = None
+    """Steps in which the learning rate rises; None: a hundredth of all."""
+    accumulate: int = 1
+    """Packed batches of one step on each device; the loss is their mean."""
+    save_steps: int = 0
+    """Steps between two checkpoints; there is one at the end of each epoch in any case."""
+    keep_checkpoints: int = 2
+    val_steps: int = 0
+    """Steps between two validations; 0: at the end of each epoch."""
+    patience: int = 0
+    """End after so many validations without a better one; 0: never."""
+    workers: int = 0
+    """Processes that read rows ahead, for each device."""
+    fsdp: bool = False
+    """Spread the draft over the devices, in place of a copy on each."""
+    init_from: Path | None = None
+    """An EAGLE-3 draft to begin with."""
+    accept_differences: bool = False
+    """Begin with it although it was trained on other layers."""
+    tensorboard: bool = True
+    """Write event files, where tensorboard is installed."""

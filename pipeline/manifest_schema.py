@@ -202,8 +202,20 @@ _STAGES: dict[str, tuple[tuple[str, ...], dict[str, Schema]]] = {
         ("model", "complete"),
         {
             "model": _MODEL,
-            "inputs": {"type": "object", "description": "prepared_data and rows of the states"},
+            "inputs": {"type": "object", "description": "prepared_data and rows of the states; the draft begun with"},
+            "auxiliary_layers_native": {
+                "type": "array",
+                "items": {"type": "integer"},
+                "description": "the layers that the draft names, for the server",
+            },
+            "draft_vocab_size": _number("tokens the draft can say"),
+            "batches_per_step": _number("packed batches of one step, over all devices"),
             "complete": {"type": "boolean", "description": "the draft is there"},
+            "steps": _number("optimizer steps"),
+            "best_step": _number("the step whose draft is published"),
+            "stopped": _text("why it ended before its last epoch"),
+            "metrics": {"type": "object", "description": "held out: before the first step, of the draft, at the end"},
+            "adaptations": {"type": "array", "items": {"type": "string"}, "description": "what was bridged, and how"},
         },
     ),
 }

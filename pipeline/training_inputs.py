@@ -19,6 +19,8 @@ from shims.errors import UsageError
 
 _AUXILIARY_LAYERS = 3
 _BLOCK = 128  # tokens; block masks are made of whole blocks
+_DTYPES = ("float32", "bfloat16", "float16")
+_SCHEDULERS = ("linear", "cosine", "none")
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,11 @@ class TrainingData:
     t2d: Any
 
 
-def check_inputs(config: TrainConfig) -> TrainingData:
+def check_inputs(config: TrainConfig, lengths: dict[int, int] | None = None) -> TrainingData:
     """Everything that can be refused before a deep-learning library loads.
+
+    Args:
+        lengths: tokens by row, where another process has looked at the rows already.
 
     Raises:
         UsageError: data, vocabulary and model do not belong together, or the data lacks what a
@@ -46,9 +51,24 @@ def check_inputs(config: TrainConfig) -> TrainingData:
         ("--epochs", config.epochs, 1),
         ("--ttt-steps", config.ttt_steps, 1),
         ("--num-layers", config.num_layers, 1),
+        ("--accumulate", config.accumulate, 1),
+        ("--keep-checkpoints", config.keep_checkpoints, 1),
+        ("--max-steps", config.max_steps, 0),
+        ("--save-steps", config.save_steps, 0),
+        ("--val-steps", config.val_steps, 0),
+        ("--patience", config.patience, 0),
+        ("--workers", config.workers, 0),
+        ("--warmup-steps", config.warmup_steps or 0, 0),
     ):
         if value < low:
             raise UsageError(flag, f"at least {low}", str(value), "give a larger number")
+    for flag, text, allowed in (
+        ("--dtype", config.dtype, ("auto", "float32", "bfloat16")),
+        ("--draft-dtype", config.draft_dtype, _DTYPES),
+        ("--scheduler", config.scheduler, _SCHEDULERS),
+    ):
+        if text not in allowed:
+            raise UsageError(flag, ", ".join(allowed), repr(text), "use one of these")
     if config.max_seq_len < _BLOCK or config.max_seq_len % _BLOCK:
         raise UsageError("--max-seq-len", f"a multiple of {_BLOCK}", str(config.max_seq_len), "give such a number")
     for flag, number, least in (
@@ -89,7 +109,9 @@ def check_inputs(config: TrainConfig) -> TrainingData:
             f"{len(t2d)}",
             "make it from this model's data",
         )
-    return TrainingData(model, layers, record, _row_lengths(config, record), d2t, t2d)
+    if lengths is None:
+        lengths = _row_lengths(config, record)
+    return TrainingData(model, layers, record, lengths, d2t, t2d)
 
 
 def _check_layers(where: str, layers: LayerIds, model: ModelInfo) -> None:

@@ -188,3 +188,34 @@ class ReferenceEngine:
 
     def close(self) -> None:
         pass
+
+
+def write_states(
+    root: Path,
+    *,
+    rows: int = 12,
+    hidden: int = 64,
+    layers: int = 8,
+    draft: int = 64,
+    ids: tuple[int, ...] | None = None,
+) -> Path:
+    """A tiny real model, prepared rows, a vocabulary and right states in float32; returns the model's folder."""
+    from pipeline import extract as extract_module
+    from pipeline.config import ExtractConfig, PrepareConfig, VocabConfig
+    from pipeline.prepare import prepare
+    from pipeline.vocab import build_vocab
+
+    model = write_model(root / "model", hidden=hidden, layers=layers)
+    write_weights(model)
+    write_conversations(root / "conversations.jsonl", count=rows)
+    prepare(PrepareConfig(str(model), root / "conversations.jsonl", root / "prepared"))
+    build_vocab(VocabConfig(root / "prepared", draft))
+    table, own = root / "prepared" / "tokenized_data.jsonl", extract_module.open_engine
+    extract_module.open_engine = lambda name, options: ReferenceEngine(options)
+    try:
+        extract_module.extract(
+            ExtractConfig(str(model), table, root / "states", dtype="float32", engine="stock", layer_ids=ids)
+        )
+    finally:
+        extract_module.open_engine = own
+    return model

@@ -34,7 +34,7 @@ def document_mask(lengths: list[int], total: int):  # type: ignore[no-untyped-de
 def test_dense_attention_equals_flex_attention(steps: int, heads: tuple[int, int]) -> None:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    from pipeline.training_compat import dense_attention
+    from pipeline.training_attention import dense_attention
 
     total = 256
     generator = torch.Generator().manual_seed(steps)
@@ -54,7 +54,7 @@ def test_dense_attention_follows_speculators_own_masks(steps: int) -> None:
     from speculators.models.eagle3.attention import create_combined_mask_mod, extend_mask_for_draft_tokens
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    from pipeline.training_compat import dense_attention
+    from pipeline.training_attention import dense_attention
 
     total = 384
     mask = create_block_mask(
@@ -78,7 +78,7 @@ def test_dense_attention_follows_speculators_own_masks(steps: int) -> None:
 def test_dense_attention_can_be_differentiated() -> None:
     from torch.nn.attention.flex_attention import create_block_mask
 
-    from pipeline.training_compat import dense_attention
+    from pipeline.training_attention import dense_attention
 
     inputs = [torch.randn(1, 2, 128, 16, requires_grad=True) for _ in range(3)]
     mask = create_block_mask(document_mask([128], 128), B=None, H=None, Q_LEN=128, KV_LEN=128, device="cpu")

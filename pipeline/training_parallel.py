@@ -1,0 +1,195 @@
+"""Several devices: who this process is, and how the processes agree.
+
+`torchrun --nproc-per-node N -m pipeline train …` starts N equal processes. Each trains on its own part of every
+batch; gradients and metrics are averaged. speculators' trainer itself is run as if it were alone: what it does for
+several devices differs from release to release, needs an accelerator, and in 0.4 loses the initial weights.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shims.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among its equals."""
+
+    rank: int = 0
+    size: int = 1
+    local: int = 0
+    """Number of this process on its machine."""
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes and prints."""
+        return self.rank == 0
+
+    def device(self, wanted: str) -> str:
+        """The device of this process: ``auto`` and ``cuda`` mean this process's own.
+
+        Raises:
+            UsageError: one device was named for several processes.
+        """
+        import torch
+
+        if wanted == "auto":
+            wanted = "cuda" if torch.cuda.is_available() else "cpu"
+        if self.size > 1 and wanted.startswith("cuda:"):
+            raise UsageError("--device", "cuda or auto under torchrun", wanted, "each process takes its own device")
+        return f"cuda:{self.local}" if wanted == "cuda" and self.size > 1 else wanted
+
+    def summed(self, values: Mapping[str, Any]) -> dict[str, float]:
+        """Every value added up over the processes, in float64."""
+        numbers = {name: float(value) for name, value in values.items()}
+        if self.size == 1:
+            return numbers
+        import torch
+        import torch.distributed as dist
+
+        names = sorted(numbers)
+        device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+        total = torch.tensor([numbers[name] for name in names], dtype=torch.float64, device=device)
+        dist.all_reduce(total)
+        return dict(zip(names, total.tolist(), strict=True))
+
+    def averaged(self, values: Mapping[str, Any]) -> dict[str, float]:
+        """Every value's mean over the processes."""
+        return {name: value / self.size for name, value in self.summed(values).items()}
+
+    def told(self, value: Any) -> Any:
+        """What the first process says."""
+        if self.size == 1:
+            return value
+        import torch.distributed as dist
+
+        box = [value if self.first else None]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def gathered(self, value: Any) -> list[Any]:
+        """What every process says, by rank."""
+        if self.size == 1:
+            return [value]
+        import torch.distributed as dist
+
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
+    def wait(self) -> None:
+        """Until every process is here."""
+        if self.size > 1:
+            import torch.distributed as dist
+
+            dist.barrier()
+
+
+def ranks_of_environment() -> Ranks:
+    """As torchrun says; alone where it does not."""
+    if "LOCAL_RANK" not in os.environ:
+        return Ranks()
+    rank, size, local = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    return Ranks(rank, size, local)
+
+
+class joined:
+    """The processes' group while the block runs: NCCL between GPUs, gloo between CPUs; nothing for one process."""
+
+    def __init__(self, ranks: Ranks, device: str) -> None:
+        self._ranks, self._device = ranks, device
+
+    def __enter__(self) -> Ranks:
+        if self._ranks.size > 1:
+            import torch
+            import torch.distributed as dist
+
+            if self._device.startswith("cuda"):
+                torch.cuda.set_device(torch.device(self._device))
+            dist.init_process_group("nccl" if self._device.startswith("cuda") else "gloo")
+        return self._ranks
+
+    def __exit__(self, *_error: object) -> None:
+        if self._ranks.size > 1:
+            import torch.distributed as dist
+
+            dist.destroy_process_group()
+
+
+def replicated(draft: Any, ranks: Ranks, device: str) -> Any:
+    """The draft with its gradients averaged over the processes, every process holding all of it."""
+    if ranks.size == 1:
+        return draft
+    from torch.nn.parallel import DistributedDataParallel
+
+    return DistributedDataParallel(draft, device_ids=[ranks.local] if device.startswith("cuda") else None)
+
+
+def sharding(trainer_class: Any, dtype: Any) -> Any:
+    """A trainer that spreads the draft's parameters over the processes, by speculators' own function (FSDP).
+
+    It does so where its base has looked at the draft and put it on its device, before the optimizer is made.
+
+    Args:
+        dtype: to compute in, where the release can be told.
+    """
+    import inspect
+
+    try:
+        from speculators.train.distributed import apply_fully_sharded
+    except ImportError:
+        from speculators.train.utils import apply_fully_sharded
+
+    takes_dtype = "param_dtype" in inspect.signature(apply_fully_sharded).parameters
+    options = {"param_dtype": dtype} if takes_dtype else {}
+
+    class ShardingTrainer(trainer_class):  # type: ignore[misc]
+        def setup_model(self) -> None:
+            super().setup_model()
+            apply_fully_sharded(self.model, **options)
+
+    return ShardingTrainer
+
+
+def whole_state(draft: Any, is_sharded: bool) -> dict[str, Any]:
+    """The draft's tensors, whole and on the CPU; on every process when sharded, all of them have to call this."""
+    if not is_sharded:
+        return {name: value.detach().cpu() for name, value in draft.state_dict().items()}
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+    return dict(get_model_state_dict(draft, options=StateDictOptions(full_state_dict=True, cpu_offload=True)))
+
+
+def optimizer_states(draft: Any, optimizers: list[Any], is_sharded: bool) -> list[Any]:
+    """The optimizers' states, whole."""
+    if not is_sharded:
+        return [optimizer.state_dict() for optimizer in optimizers]
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
+
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    return [get_optimizer_state_dict(draft, optimizer, options=options) for optimizer in optimizers]
+
+
+def restore_optimizers(draft: Any, optimizers: list[Any], states: list[Any], is_sharded: bool) -> None:
+    """Undo :func:`optimizer_states`."""
+    for optimizer, state in zip(optimizers, states, strict=True):
+        if not is_sharded:
+            optimizer.load_state_dict(state)
+            continue
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
+
+        set_optimizer_state_dict(draft, optimizer, state, options=StateDictOptions(full_state_dict=True))
+
+
+def restore_weights(draft: Any, weights: dict[str, Any], is_sharded: bool) -> list[str]:
+    """Put whole tensors into the draft; returns the names it does not have."""
+    if not is_sharded:
+        return list(draft.load_state_dict(weights, strict=False).unexpected_keys)
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
+    options = StateDictOptions(full_state_dict=True, strict=False)
+    return list(set_model_state_dict(draft, weights, options=options).unexpected_keys)

@@ -1,0 +1,77 @@
+"""Two processes take the same steps as one with two batches a step; the loss curves agree within float noise."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pipeline_fixtures import write_states
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("safetensors")
+pytest.importorskip("speculators")
+
+from pipeline.config import TrainConfig  # noqa: E402
+from pipeline.train import train  # noqa: E402
+from pipeline.training_metrics import read_metrics  # noqa: E402
+from pipeline.training_stacking import merged, stacking  # noqa: E402
+
+SETTINGS: dict[str, Any] = {"epochs": 4, "lr": 3e-3, "max_seq_len": 128, "ttt_steps": 2, "val_share": 0.3}
+
+
+def test_two_processes_train_as_one_with_two_batches(tmp_path: Path) -> None:
+    model = write_states(tmp_path, rows=16)
+    places = {"data": tmp_path / "states", "vocab": tmp_path / "prepared", "model": model}
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in SETTINGS.items()]
+    flags += [f"--{name}={value}" for name, value in places.items()]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command += ["-m", "pipeline", "train", *flags, f"--output-dir={tmp_path / 'two'}", "--device=cpu"]
+    root = Path(__file__).parents[1]
+    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.count("draft -> ") == 1, "one process tells"
+    one = train(
+        TrainConfig(
+            places["data"], places["vocab"], str(model), tmp_path / "one", device="cpu", accumulate=2, **SETTINGS
+        )
+    )
+    mine, theirs = read_metrics(tmp_path / "two" / "metrics.jsonl"), read_metrics(one.metrics)
+    assert len(mine) == len(theirs) > 8
+    for line, other in zip(mine, theirs, strict=True):
+        assert (line["kind"], line["step"], line.get("tokens")) == (other["kind"], other["step"], other.get("tokens"))
+        assert line["loss"] == pytest.approx(other["loss"], rel=1e-4), line
+        assert line["full_acc_0"] == pytest.approx(other["full_acc_0"], abs=0.05), line
+    assert one.end["loss"] < 0.9 * one.start["loss"]
+    record = json.loads((tmp_path / "two" / "manifest.json").read_text())
+    assert record["complete"] and record["batches_per_step"] == 2
+    from safetensors.torch import load_file
+
+    two = load_file(tmp_path / "two" / "draft" / "model.safetensors")
+    for name, value in load_file(one.draft / "model.safetensors").items():
+        assert torch.allclose(two[name].float(), value.float(), atol=2e-2), name
+
+
+def test_a_stack_has_the_mean_loss_and_its_gradients() -> None:
+    weight = torch.randn(3, requires_grad=True)
+
+    def forward(hidden_states: Any, lengths: Any, scale: float) -> Any:
+        loss = (hidden_states[0] * weight).sum() * scale + lengths.sum() * weight[0]
+        return None, loss, {"right_sum": loss.detach(), "right_total": torch.ones(()), "loss": loss.detach()}
+
+    states, lengths = torch.randn(2, 3), torch.tensor([[1, 2], [4, 0]])
+    _, loss, metrics = stacking(forward, counted=True)(hidden_states=states, lengths=lengths, scale=2.0)
+    loss.backward()
+    each = [forward(states[i : i + 1], lengths[i], 2.0)[1].detach() for i in range(2)]
+    assert torch.allclose(loss, (each[0] + each[1]) / 2)
+    assert weight.grad is not None
+    assert torch.allclose(weight.grad, states.sum(0) + torch.tensor([3.5, 0.0, 0.0]))
+    assert torch.allclose(metrics["right_sum"], each[0] + each[1]) and metrics["right_total"] == 2
+    assert torch.allclose(metrics["loss"], (each[0] + each[1]) / 2)
+    assert merged([{"a_sum": 1.0}, {"a_sum": 3.0}], counted=False) == {"a_sum": 2.0}

@@ -1,0 +1,160 @@
+"""Killed at any step, a training goes on from its last checkpoint and ends where an undisturbed one ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pipeline_fixtures import write_states
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("safetensors")
+pytest.importorskip("speculators")
+
+from pipeline import training_checkpoint as checkpoints  # noqa: E402
+from pipeline.config import TrainConfig  # noqa: E402
+from pipeline.train import train  # noqa: E402
+from pipeline.training_checkpoint import Progress  # noqa: E402
+from pipeline.training_metrics import read_metrics  # noqa: E402
+from shims.errors import SpecshimError, UsageError  # noqa: E402
+
+STEPS = 24
+SETTINGS: dict[str, Any] = {
+    "epochs": 30, "max_steps": STEPS, "save_steps": 4, "val_steps": 6, "lr": 3e-3, "max_seq_len": 256, "ttt_steps": 2,
+    "device": "cpu",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root: Path = tmp_path_factory.mktemp("training")
+    write_states(root, rows=16)
+    return root
+
+
+def settings(place: Path, name: str, **changed: Any) -> TrainConfig:
+    return TrainConfig(place / "states", place / "prepared", str(place / "model"), place / name, **SETTINGS | changed)
+
+
+def weights(folder: Path) -> dict[str, Any]:
+    from safetensors.torch import load_file
+
+    return dict(load_file(folder / "model.safetensors"))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(place: Path) -> Path:
+    train(settings(place, "undisturbed"))
+    return place / "undisturbed"
+
+
+def killed(place: Path, name: str, at: int) -> None:
+    """Train in another process and kill it when ``at`` steps are in the metrics."""
+    flags = [f"--{key.replace('_', '-')}={value}" for key, value in SETTINGS.items()]
+    inputs = {"data": "states", "vocab": "prepared", "model": "model", "output-dir": name}
+    flags += [f"--{key}={place / value}" for key, value in inputs.items()]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pipeline", "train", *flags],
+        env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    metrics = place / name / "metrics.jsonl"
+    deadline = time.monotonic() + 240
+    while process.poll() is None and time.monotonic() < deadline:
+        if metrics.exists() and metrics.read_text().count('"kind": "train"') >= at:
+            break
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    _, said = process.communicate()
+    assert process.returncode == -signal.SIGKILL, said.decode()
+
+
+def test_a_killed_training_ends_where_an_undisturbed_one_ends(place: Path, undisturbed: Path) -> None:
+    at = random.randrange(1, STEPS - 4)
+    killed(place, "killed", at)
+    assert not json.loads((place / "killed" / "manifest.json").read_text())["complete"]
+    found = checkpoints.latest(place / "killed" / "checkpoints")
+    begun = checkpoints.read_progress(found).step if found else 0
+    assert begun >= (at - 1) // 4 * 4, f"killed after {at} steps, the checkpoint has {begun}"
+    result = train(settings(place, "killed"))
+    wanted, lines = (read_metrics(folder / "metrics.jsonl") for folder in (undisturbed, place / "killed"))
+    assert [line["step"] for line in lines] == [line["step"] for line in wanted]
+    for line, other in zip(lines, wanted, strict=True):
+        assert line["loss"] == pytest.approx(other["loss"], rel=1e-6), (at, begun, line["step"])
+    assert result.steps == STEPS
+    mine, theirs = weights(place / "killed" / "draft"), weights(undisturbed / "draft")
+    assert mine.keys() == theirs.keys()
+    for name, value in theirs.items():
+        assert torch.allclose(mine[name].float(), value.float(), atol=1e-6), (at, begun, name)
+
+
+def test_a_finished_training_leaves_no_checkpoint_and_one_picture(undisturbed: Path) -> None:
+    assert not (undisturbed / "checkpoints").exists()
+    record = json.loads((undisturbed / "manifest.json").read_text())
+    assert record["complete"] and record["metrics"]["best"]["loss"] <= record["metrics"]["end"]["loss"]
+    events = [path.stat().st_size for path in undisturbed.glob("tensorboard/events*")]
+    assert bool(events and all(events)) == bool(find_spec("tensorboard"))
+    pytest.importorskip("matplotlib")
+    assert (undisturbed / "training.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_going_on_with_other_settings_is_refused(place: Path) -> None:
+    config = settings(place, "other", max_steps=6, save_steps=2)
+    stopped = Exception("stopped after the second checkpoint")
+    written = checkpoints.write
+
+    def write_twice(folder: Path, progress: Progress, *rest: Any) -> Path:
+        path: Path = written(folder, progress, *rest)
+        if progress.step == 4:
+            raise stopped
+        return path
+
+    checkpoints.write = write_twice
+    try:
+        with pytest.raises(Exception, match="stopped after the second"):
+            train(config)
+    finally:
+        checkpoints.write = written
+    assert sorted(path.name for path in (place / "other" / "checkpoints").iterdir()) == [
+        "step-00000002", "step-00000004",
+    ]  # fmt: skip
+    with pytest.raises(UsageError, match="lr"):
+        train(settings(place, "other", max_steps=6, save_steps=2, lr=1e-3))
+    damaged = place / "other" / "checkpoints" / "step-00000004" / "optimizer.pt"
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    with pytest.raises(SpecshimError, match="remove that checkpoint"):
+        train(config)
+    for path in damaged.parent.iterdir():
+        path.unlink()
+    assert train(config).steps == 6
+
+
+def test_a_checkpoint_is_whole_or_absent(tmp_path: Path) -> None:
+    (tmp_path / ".step-00000009.new").mkdir()
+    (tmp_path / "step-00000008").mkdir()  # killed while it was removed
+    for step in (1, 2, 3):
+        checkpoints.write(tmp_path, Progress(step=step), {"a": torch.ones(2)}, {"b": [torch.zeros(1)]}, keep=2)
+    found = checkpoints.latest(tmp_path)
+    assert found is not None and found.name == "step-00000003"
+    assert not list(tmp_path.glob(".*"))
+    tensors, rest = checkpoints.read(found)
+    assert torch.equal(tensors["a"], torch.ones(2)) and torch.equal(rest["b"][0], torch.zeros(1))
+    assert checkpoints.read_progress(found) == Progress(step=3)
+
+
+def test_patience_ends_a_training_that_no_longer_gets_better(place: Path) -> None:
+    result = train(settings(place, "patient", lr=3.0, max_steps=0, val_steps=2, patience=2, scheduler="none"))
+    assert "--patience" in result.stopped and result.steps < 30 * 2
+    lines = [line for line in read_metrics(result.metrics) if line["kind"] == "val"]
+    best = min(lines[1:], key=lambda line: float(line["loss"]))
+    assert result.best_step == best["step"] and result.best["loss"] == best["loss"]
