@@ -28,6 +28,7 @@ from pipeline.commands import extract_options as storing
 from pipeline.commands import prepare_options as preparing
 from pipeline.commands.check_draft import check_draft_command
 from pipeline.commands.convert import convert
+from pipeline.commands.evaluate import evaluate
 from pipeline.commands.regenerate import regenerate
 from pipeline.commands.status import lines_of as status_lines
 from shims.errors import SpecshimError, UsageError
@@ -208,6 +209,7 @@ def extract(
 app.command()(convert)
 app.command()(regenerate)
 app.command("check-draft")(check_draft_command)
+app.command()(evaluate)
 
 
 @app.command()

@@ -48,7 +48,7 @@ class Acceptance:
             "at_risk": list(self.at_risk),
             "marginal": list(self.marginal),
             "length": self.length,
-            "standard_error": self.error,
+            "standard_error": self.error if math.isfinite(self.error) else None,
             "chains": self.chains,
         }
 

@@ -64,7 +64,9 @@ class DraftModel:
         lengths = [len(ids) - 1 for ids, _ in batch]
         used = sum(lengths)
         # A GPU compiles the forward for each length, so all of its batches have one.
-        total = -(-used // _BLOCK) * _BLOCK if self._device == "cpu" else max(_BATCH_TOKENS, -(-used // _BLOCK) * _BLOCK)
+        total = (
+            -(-used // _BLOCK) * _BLOCK if self._device == "cpu" else max(_BATCH_TOKENS, -(-used // _BLOCK) * _BLOCK)
+        )
         width = batch[0][1].shape[1]
         states = torch.zeros(1, total, width)
         ids = torch.zeros(1, total, dtype=torch.long)
