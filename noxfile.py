@@ -217,9 +217,9 @@ def live(session: nox.Session, release: str) -> None:
 
 @nox.session(python=interpreter(DEMO))
 def demo(session: nox.Session) -> None:
-    """Real extraction and training on a real small model; run again, it goes on where it stopped.
+    """Real extraction, training and evaluation on a real small model; run again, it goes on where it stopped.
 
-    `-- --regenerate` answers the questions afresh.
+    `-- --regenerate` answers the questions afresh; `-- --serve` ends with the draft in a real server.
     """
     install_vllm(session, DEMO)
     install_speculators(session, "0.4.0.1")

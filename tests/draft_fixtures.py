@@ -54,6 +54,7 @@ def write_draft(
         "norm_before_residual": False,
         "speculators_config": {
             "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
             "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}],
             "verifier": {"name_or_path": str(verifier), "architectures": ["LlamaForCausalLM"]},
         },

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import shutil
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,9 @@ class DraftModel:
             call["document_ids"] = documents.to(self._device)
         else:
             call["lengths"] = torch.tensor(lengths, dtype=torch.long, device=self._device)
-        with torch.no_grad():
+        with torch.no_grad(), warnings.catch_warnings():
+            # On a CPU flex attention runs uncompiled, which is right, and slow enough to warn of.
+            warnings.filterwarnings("ignore", message="flex_attention called without")
             drafted = self._model(**call)
         offsets = self._model.d2t
         tokens_of = [part if offsets is None else part + offsets[part] for part in drafted]

@@ -103,6 +103,11 @@ class HeldOut:
             ) from error  # fmt: skip
         return Row(index, tokens, mask if mask is not None else [1] * len(tokens))
 
+    def each(self) -> Iterator[Row]:
+        """All held-out rows."""
+        for index in self.rows:
+            yield self.row(index)
+
     def holds(self, native: Sequence[int]) -> bool:
         """Whether the folder holds the states of these native layers."""
         return set(native) <= set(self.layers.native)
