@@ -68,6 +68,9 @@ def _results() -> Results:
 def test_numbers_that_follow_from_the_engines() -> None:
     results = _results()
     assert results.speed_up(DRAFT) == 4.0 and results.speed_up(NGRAM) == 2.0
+    assert results.engines[NONE].tokens_per_step == 1.0
+    # 5 tokens, of which 2 were drafted: 3 passes of the verifier.
+    assert results.engines[NGRAM].tokens_per_step == pytest.approx(5 / 3)
     assert results.same_answers(DRAFT) == (1, 2) and results.same_answers(NGRAM) == (2, 2)
     assert results.served() == served_acceptance(1000, [500, 250])
     assert results.verdict().words == (AGREES,)
@@ -81,12 +84,12 @@ def test_the_report_says_what_was_found_what_was_not_run_and_its_limits(tmp_path
     results = _results()
     write_report(results, tmp_path)
     told = (tmp_path / "report.md").read_text()
-    for words in ("**agrees**", "| draft | 10.0 | 4.00 | 1 of 2 |", "3.0e-06", "gaps: no reason", "below 80%"):
+    for words in ("**agrees**", "| n-gram | 5.0 | 2.00 | 2 of 2 | 1.667 |", "3.0e-06", "gaps: no reason", "below 80%"):
         assert words in told
     read = json.loads((tmp_path / "report.json").read_text())
     assert read["served"][DRAFT]["same_answers"] == [1, 2]
     assert acceptance_in(read["served"][DRAFT]["acceptance"]) == results.served()
-    assert any(line.startswith("served, n-gram: 5.0 tokens/s, 2.00 times") for line in summary(results))
+    assert any(line.startswith("served, n-gram: 5.0 tokens/s, 1.667 a step, 2.00 times") for line in summary(results))
     lines = [line for line in text_of(results, picture=False).splitlines() if line.startswith("|")]
     served = [line.count("|") for line in lines if "tokens/s" in line or line.startswith((f"| {NONE}", f"| {DRAFT} |"))]
     assert len(set(served)) == 1, "each row has as many cells as its head"

@@ -92,13 +92,14 @@ def _teacher_forced(results: Results) -> list[str]:
 def _served(results: Results) -> list[str]:
     if not results.engines:
         return []
-    lines = ["", "## Served", "", *_head(results.steps, "engine", "tokens/s", "times", "same answers")]
+    lines = ["", "## Served", "", *_head(results.steps, "engine", "tokens/s", "times", "same answers", "tokens/step")]
     for kind, answer in results.engines.items():
         same, faster = results.same_answers(kind), results.speed_up(kind)
         cells = [
             f"{answer.tokens_per_second:.1f}",
             "" if faster is None or kind == NONE else f"{faster:.2f}",
             "" if same is None or kind == NONE else f"{same[0]} of {same[1]}",
+            f"{answer.tokens_per_step:.3f}",
         ]
         lines.append(_row(kind, *cells, answer.acceptance, steps=results.steps))
     gaps = [f"{gap:.1e}" for found in results.gaps.values() for gap in found]
@@ -134,7 +135,7 @@ def summary(results: Results) -> list[str]:
         lines.append(f"teacher-forced, {name}: length {walked.length:.3f}, by step {_shares(walked.conditional)}")
     for kind, answer in results.engines.items():
         found_here, same, faster = answer.acceptance, results.same_answers(kind), results.speed_up(kind)
-        words = [f"{answer.tokens_per_second:.1f} tokens/s"]
+        words = [f"{answer.tokens_per_second:.1f} tokens/s, {answer.tokens_per_step:.3f} a step"]
         words += [f"{faster:.2f} times"] if faster is not None and kind != NONE else []
         words += [f"length {found_here.length:.3f}, by step {_shares(found_here.conditional)}"] if found_here else []
         words += ["drafted nothing"] if kind == NGRAM and not found_here else []

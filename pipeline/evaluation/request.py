@@ -57,6 +57,15 @@ class EngineAnswer:
         return self.tokens / self.seconds if self.seconds else 0.0
 
     @property
+    def tokens_per_step(self) -> float:
+        """Tokens that a pass of the verifier yields, passes without a draft included: each gives one of its own.
+
+        An n-gram lookup often finds nothing, so its length over the steps that had a draft says less.
+        """
+        steps = self.tokens - sum(self.accepted_per_position)
+        return self.tokens / steps if steps > 0 else 0.0
+
+    @property
     def acceptance(self) -> Acceptance | None:
         """What the draft's steps were worth; None where nothing was drafted."""
         return served_acceptance(self.drafts, self.accepted_per_position) if self.drafts else None

@@ -87,6 +87,7 @@ class Results:
             "seconds": answer.seconds,
             "tokens_per_second": answer.tokens_per_second,
             "speed_up": self.speed_up(kind),
+            "tokens_per_step": answer.tokens_per_step,
             "same_answers": list(same) if same else None,
             "gaps_where_they_differ": self.gaps.get(kind, []),
             "drafts": answer.drafts,
