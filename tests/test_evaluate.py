@@ -168,7 +168,7 @@ def test_the_right_layers_reach_what_the_draft_can_say(place: Place) -> None:
         can_say += sum(bool(t2d[row.tokens[at]]) for at in places)
     assert 0.5 < can_say / said < 1
     assert first_share(results) == pytest.approx(can_say / said)
-    assert first_share(results, "untrained draft") < 0.2
+    assert first_share(results, "untrained draft") < first_share(results) / 1.5
     assert results.layers == RIGHT and results.steps == 3
     assert results.verdict().words == ("not served",)
     report = (place.root / "right" / TEXT_NAME).read_text()
