@@ -134,7 +134,7 @@ def tests(session: nox.Session) -> None:
     install_vllm(session, TESTED)
     install_speculators(session, "0.4.0.1")
     older = beside(session, "0.3.0")
-    install_self(session, "pytest>=8", "hypothesis>=6", *READERS, *SCHEMAS)
+    install_self(session, "pytest>=8", "hypothesis>=6", "matplotlib", *READERS, *SCHEMAS)
     environment = {**cache_for(TESTED), "SPECSHIM_OLDER_SPECULATORS": older}
     session.run("pytest", "-m", "not network", *session.posargs, env=environment)
 

@@ -91,8 +91,8 @@ class Places:
     @property
     def loss_curve(self) -> Path:
         """The picture beside the checkpoint, or the report's, which has one too."""
-        beside = self.training / "metrics.png"
-        return beside if beside.is_file() else self.evaluation / PICTURE_NAME
+        beside = sorted(self.training.glob("*.png"))
+        return beside[0] if beside else self.evaluation / PICTURE_NAME
 
     @property
     def verified(self) -> Path:

@@ -27,8 +27,10 @@ def write_report(results: Results, folder: Path, losses: Path | None = None) -> 
         The files written; the picture needs matplotlib, and is left out without it.
     """
     written = [folder / JSON_NAME, folder / TEXT_NAME]
-    write_text(written[0], json.dumps(results.as_dict(), indent=2) + "\n")
     picture = draw(results, folder / PICTURE_NAME, losses)
+    if not picture:
+        results.not_run[PICTURE_NAME] = "matplotlib is not installed"
+    write_text(written[0], json.dumps(results.as_dict(), indent=2) + "\n")
     write_text(written[1], text_of(results, picture=picture))
     return [*written, folder / PICTURE_NAME] if picture else written
 
