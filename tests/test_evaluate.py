@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from draft_fixtures import write_draft, write_training
-from pipeline_fixtures import write_conversations, write_model
+from pipeline_fixtures import write_conversations, write_model, write_weights
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("speculators")
@@ -239,7 +239,7 @@ def test_rows_that_were_trained_on_are_not_looked_at(place: Place) -> None:
         ({"rows": "some"}, "held-out or all"),
         ({"max_tokens": 0}, "at least 1"),
         ({"data": None}, "neither rows nor a server"),
-        ({"data": None, "serve": True}, "--prompts"),
+        ({"data": None, "serve": True, "vllm": None}, "--prompts"),
         ({"device": "tpu"}, "cpu, cuda"),
     ],
 )
@@ -250,3 +250,32 @@ def test_options_that_make_no_sense_are_refused_before_anything_loads(
         evaluate(place.config("never", **options))
     assert word in str(refused.value)
     assert not (place.root / "never").exists()
+
+
+def test_another_release_than_the_one_that_would_serve_is_refused(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.evaluation.task.installed", lambda package: "0.32.0+cpu")
+    with pytest.raises(UsageError, match="leave it out, or add --no-serve"):
+        evaluate(place.config("never", serve=True))
+
+
+@pytest.mark.live
+def test_a_release_that_cannot_speculate_here_says_so_in_its_own_words(tmp_path: Path) -> None:
+    from pipeline.evaluation.request import NGRAM, EngineRequest, speculation
+    from pipeline.evaluation.serving import ask
+    from pipeline.serving.facts import holds
+    from shims.versions import base_release, installed
+
+    pytest.importorskip("vllm")
+    if torch.cuda.is_available() or holds("cpu-speculation", base_release(str(installed("vllm")))):
+        pytest.skip("this one can")
+    model = write_model(tmp_path / "model", hidden=64)
+    write_weights(model)
+    request = EngineRequest(
+        NGRAM, str(model), [[1, 2, 3]], 4, {"dtype": "float32", "max_model_len": 64}, speculation(NGRAM, None, 2)
+    )
+    with pytest.raises(SpecshimError) as refused:
+        ask(request, tmp_path / "parts", "ngram")
+    assert "spec decode is not supported" in refused.value.found
+    assert "ngram.log" in refused.value.next_step

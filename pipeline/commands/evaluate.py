@@ -52,9 +52,10 @@ def evaluate(
         bool, typer.Option("--trust-remote-code", help="Run Python code that the model folder brings.")
     ] = False,
 ) -> None:
-    """Measure a draft on held-out rows and in vLLM, beside no speculation and n-gram."""
+    """Measure a draft on held-out rows and in vLLM, beside no speculation and n-gram. Exit code 1: mismatched."""
     from pipeline.evaluate import evaluate as run
     from pipeline.evaluation.report import TEXT_NAME, summary
+    from pipeline.evaluation.verdict import MISMATCHED
 
     results = run(
         EvaluateConfig(
@@ -87,3 +88,5 @@ def evaluate(
     for line in summary(results):
         typer.echo(line)
     typer.echo(f"report -> {output_dir / TEXT_NAME}")
+    if MISMATCHED in results.verdict().words:
+        raise typer.Exit(1)

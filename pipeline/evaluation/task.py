@@ -19,7 +19,7 @@ from pipeline.serving.draft_folder import DraftFolder, read_draft
 from pipeline.serving.facts import AUXILIARY_STATES
 from shims.errors import UsageError
 from shims.releases import known
-from shims.versions import installed, newest_first
+from shims.versions import base_release, installed, newest_first
 
 SEED = 0
 _PARTS, _AS_FED, _UNTRAINED = "parts", "as_fed", "untrained"
@@ -70,6 +70,12 @@ def check_options(config: EvaluateConfig) -> None:
             raise UsageError(flag, "at least 1", str(number), "give a larger number")
     if config.device != "auto":
         check_device("--device", config.device)
+    here = installed("vllm")
+    if config.serve and config.vllm and here and base_release(config.vllm) != base_release(here):
+        raise UsageError(
+            "--vllm", f"the release that will serve, {base_release(here)}, which is installed here", config.vllm,
+            "leave it out, or add --no-serve",
+        )  # fmt: skip
     if config.data is None and not config.serve:
         raise UsageError("--data, --no-serve", "something to evaluate", "neither rows nor a server", "give --data")
     if config.data is None and config.prompts is None:
