@@ -125,6 +125,11 @@ def test_shifted_ids_are_refused_and_called_that(training: Path, tmp_path: Path,
     assert f"{list(TRAINED)}" in result.mismatches[0].next_step
 
 
+def test_the_order_of_the_ids_does_not_matter(training: Path, tmp_path: Path) -> None:
+    write_draft(training / "draft", tmp_path / "model", (TRAINED[2], TRAINED[0], TRAINED[1]))
+    assert check(training, "0.32.0").exit_code == 0
+
+
 @pytest.mark.parametrize("missing", [("d2t",), ("t2d",), ("d2t", "t2d")])
 def test_a_missing_mapping_is_refused(training: Path, tmp_path: Path, missing: tuple[str, ...]) -> None:
     write_draft(training / "draft", tmp_path / "model", leave_out=missing)

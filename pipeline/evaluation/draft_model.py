@@ -139,7 +139,7 @@ def build(draft: DraftFolder, verifier: ModelInfo) -> Any:
     if not draft.in_speculators_format:
         raise UsageError(
             str(draft.path), "a draft in speculators' format", "a config of another kind",
-            "convert it with speculators, or evaluate it in a server alone: --no-teacher-forced",
+            "convert it with speculators, or leave out --data and --untrained to evaluate it in a server alone",
         )  # fmt: skip
     draft_class = _draft_class()
     from pipeline.training_compat import let_configs_construct, quiet_loading

@@ -37,18 +37,22 @@ def teacher_force(task: Task, results: Results, drafts: Mapping[str, DraftFolder
     for kind, draft in drafts.items():
         name = name_of(HELD_OUT, kind)
         made_from = facts_of(task, draft) | {"rows": [row.index for row in rows], "data": held_out.record["inputs"]}
-        results.teacher_forced[name] = task.parts.get(
-            f"held_out_{FILES[kind]}", made_from, partial(_measured, task, draft, states, len(rows))
-        )
+        try:
+            results.teacher_forced[name] = task.parts.get(
+                f"held_out_{FILES[kind]}", made_from, partial(_measured, task, draft, states, len(rows))
+            )
+        except SpecshimError as error:
+            # A server's environment may lack what computes a draft outside of it, and still serve.
+            if not task.config.serve:
+                raise
+            results.not_run[f"teacher-forced, {name}"] = error.found
+            console.print(str(error), highlight=False, markup=False, soft_wrap=True)
 
 
 def replay(task: Task, results: Results, prompts: Sequence[Sequence[int]]) -> None:
     """Teacher-force the verifier's own greedy answers: the very texts that the server's draft has worked on."""
     base = results.engines.get(NONE)
     if not task.config.replay or base is None or DRAFT not in results.engines:
-        return
-    if not task.fed.in_speculators_format:
-        results.not_run[REPLAY] = "the draft is not in speculators' format"
         return
     rows = [
         Row(number, [*prompt, *said], [0] * len(prompt) + [1] * len(said))
@@ -71,7 +75,8 @@ def _stored_states(task: Task, held_out: HeldOut, rows: list[Row]) -> Iterator[S
         task.verifier, task.device, normed=held_out.normed, trust_remote_code=task.config.trust_remote_code
     )
     for row in rows:
-        auxiliary, last = held_out.states(row.index, task.layers, task.verifier.num_layers)
+        # A server hands them out in ascending order, whatever the order in which they were named.
+        auxiliary, last = held_out.states(row.index, sorted(task.layers), task.verifier.num_layers)
         yield States(row, auxiliary, head.next_tokens(last))
 
 

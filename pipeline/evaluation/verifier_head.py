@@ -66,5 +66,5 @@ def _head(model: ModelInfo, trust_remote_code: bool) -> Any:
         str(model.path),
         f"safetensors with {' or '.join(names)}",
         "none",
-        "evaluate with the model's full checkpoint (--no-teacher-forced evaluates in a server alone)",
+        "evaluate with the model's full checkpoint, or leave out --data to evaluate in a server alone",
     )

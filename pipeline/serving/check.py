@@ -173,7 +173,7 @@ def _layer_findings(draft: DraftFolder, verifier: ModelInfo, trained: Trained, s
         )  # fmt: skip
         return found
     for runner, layers in served.layers.items():
-        if tuple(layers.ids) == trained.layers:
+        if _same(layers.ids, trained.layers):
             continue
         said = "names in its config" if layers.origin == "config" else "leaves to the verifier's defaults"
         found.append(
@@ -185,7 +185,7 @@ def _layer_findings(draft: DraftFolder, verifier: ModelInfo, trained: Trained, s
             )
         )  # fmt: skip
     named = draft.top_level_ids
-    if named and named != trained.layers and not any(tuple(x.ids) == named for x in served.layers.values()):
+    if named and not _same(named, trained.layers) and not any(_same(x.ids, named) for x in served.layers.values()):
         found.append(
             Finding(MISMATCH, config, f"`{facts.KEY}` = {list(trained.layers)} ({trained.known_by})",
                     f"{list(named)}{_shift(named, trained.layers)}", "correct the config, or train again")
@@ -211,6 +211,11 @@ def _layer_step(draft: DraftFolder, trained: Trained, served: Served, runner: st
     if draft.top_level_ids is None:
         return f"write `{facts.KEY}`: {list(trained.layers)} at the top of its config.json"
     return f"set `{facts.KEY}` to {list(trained.layers)}, or train on layers {_list(served.layers[runner].ids)}"
+
+
+def _same(left: Sequence[int], right: Sequence[int]) -> bool:
+    """Whether both name the same states: a server hands them out ascending, in whatever order they are named."""
+    return sorted(left) == sorted(right)
 
 
 def _shift(found: Sequence[int], wanted: Sequence[int]) -> str:
