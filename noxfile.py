@@ -169,6 +169,9 @@ def contracts(session: nox.Session) -> None:
     """Static contracts of the releases named, or of all: sources are read, nothing is installed."""
     install_self(session, "pytest>=8", *READERS)
     session.run("python", "-m", "contract_tests.check", *session.posargs)
+    # What is said of serving a draft, by release: the names of the tests are the releases'.
+    wanted = " or ".join(f"[{version}]" for version in session.posargs if version in RELEASES)
+    session.run("pytest", "-q", "contract_tests/test_serving_facts.py", *(["-k", wanted] if wanted else []))
 
 
 @nox.session

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,10 +13,11 @@ import pytest
 from pipeline.evaluation.acceptance import Acceptance, served_acceptance
 from pipeline.evaluation.plot import draw, read_losses
 from pipeline.evaluation.report import summary, text_of, write_report
-from pipeline.evaluation.request import DRAFT, NGRAM, NONE, EngineAnswer, first_difference, speculation
+from pipeline.evaluation.request import DRAFT, NGRAM, NONE, EngineAnswer, EngineRequest, first_difference, speculation
 from pipeline.evaluation.results import Results, acceptance_in
-from pipeline.evaluation.serving import reason
+from pipeline.evaluation.serving import ask, reason
 from pipeline.evaluation.verdict import AGREES, MISMATCHED, NOT_SERVED, UNCLEAR, UNDERTRAINED, judge, meaning
+from shims.errors import SpecshimError
 
 
 def _promised(*conditional: float, chains: int = 1000) -> Acceptance:
@@ -123,3 +127,22 @@ def test_how_an_engine_is_asked_to_speculate() -> None:
     assert speculation(NONE, None, 3) is None
     assert speculation(NGRAM, None, 3)["method"] == "ngram"  # type: ignore[index]
     assert speculation(DRAFT, "d", 2) == {"method": "eagle3", "model": "d", "num_speculative_tokens": 2}
+
+
+def test_an_engine_ends_with_the_command_that_started_it() -> None:
+    from pipeline.evaluation.serving import _ended_with_us
+
+    process = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    with pytest.raises(KeyboardInterrupt), _ended_with_us(process):
+        raise KeyboardInterrupt
+    assert process.poll() == -signal.SIGTERM
+
+
+def test_an_engine_that_says_nothing_is_an_error_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(SpecshimError) as refused:
+        ask(EngineRequest(NONE, "model", [[1]], 1), tmp_path, "none")
+    assert refused.value.found == "exit code 1: no message"
+    assert str(tmp_path / "none.log") in refused.value.next_step
