@@ -58,7 +58,17 @@ def write_draft(
             "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}],
             "verifier": {"name_or_path": str(verifier), "architectures": ["LlamaForCausalLM"]},
         },
-        "transformer_layer_config": {"model_type": "llama", "hidden_size": HIDDEN, "vocab_size": VOCAB},
+        "transformer_layer_config": {
+            "model_type": "llama",
+            "hidden_size": HIDDEN,
+            "vocab_size": VOCAB,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "intermediate_size": 8,
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 512,
+        },
     } | ({"eagle_aux_hidden_state_layer_ids": list(ids)} if ids else {})
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(content | config))

@@ -231,7 +231,8 @@ def _evaluated(report: dict[str, Any]) -> dict[str, str]:
             f"{served['acceptance']['length']:.3f} tokens a step, {served['speed_up']:.2f} times the speed of no "
             f"speculation, {same} of {whole} answers the same"
         )
-    return rows | {"verdict": "; ".join(report["verdict"]["reasons"])}
+    verdict = report["verdict"]
+    return rows | {"verdict": f"{', '.join(verdict['words'])}: {'; '.join(verdict['reasons'])}"}
 
 
 def _speed(speed: dict[str, float]) -> str:
