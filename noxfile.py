@@ -136,7 +136,7 @@ def tests(session: nox.Session) -> None:
     install_vllm(session, TESTED)
     install_speculators(session, "0.4.0.1")
     older = beside(session, "0.3.0")
-    install_self(session, "pytest>=8", "hypothesis>=6", *READERS, *SCHEMAS)
+    install_self(session, "pytest>=8", "hypothesis>=6", "matplotlib", *READERS, *SCHEMAS)
     environment = {**cache_for(TESTED), "SPECSHIM_OLDER_SPECULATORS": older}
     session.run("pytest", "-m", "not network", *session.posargs, env=environment)
 
@@ -171,6 +171,9 @@ def contracts(session: nox.Session) -> None:
     """Static contracts of the releases named, or of all: sources are read, nothing is installed."""
     install_self(session, "pytest>=8", *READERS)
     session.run("python", "-m", "contract_tests.check", *session.posargs)
+    # What is said of serving a draft, by release: the names of the tests are the releases'.
+    wanted = " or ".join(f"[{version}]" for version in session.posargs if version in RELEASES)
+    session.run("pytest", "-q", "contract_tests/test_serving_facts.py", *(["-k", wanted] if wanted else []))
 
 
 @nox.session
@@ -219,9 +222,9 @@ def live(session: nox.Session, release: str) -> None:
 
 @nox.session(python=interpreter(DEMO))
 def demo(session: nox.Session) -> None:
-    """Real extraction and training on a real small model; run again, it goes on where it stopped.
+    """Real extraction, training and evaluation on a real small model; run again, it goes on where it stopped.
 
-    `-- --regenerate` answers the questions afresh.
+    `-- --regenerate` answers the questions afresh; `-- --serve` ends with the draft in a real server.
     """
     install_vllm(session, DEMO)
     install_speculators(session, "0.4.0.1")

@@ -26,7 +26,9 @@ from rich.markup import escape
 from pipeline import config as options
 from pipeline.commands import extract_options as storing
 from pipeline.commands import prepare_options as preparing
+from pipeline.commands.check_draft import check_draft_command
 from pipeline.commands.convert import convert
+from pipeline.commands.evaluate import evaluate
 from pipeline.commands.regenerate import regenerate
 from pipeline.commands.status import lines_of as status_lines
 from pipeline.commands.train import train
@@ -41,7 +43,7 @@ app = typer.Typer(
     context_settings={"max_content_width": 100},
 )
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_LISTS = ("--layer-ids", "--source-layer-ids")
+_LISTS = ("--layer-ids", "--source-layer-ids", "--trained-layer-ids")
 _out = Console()
 _err = Console(stderr=True)
 
@@ -208,6 +210,8 @@ def extract(
 app.command()(convert)
 app.command()(regenerate)
 app.command()(train)
+app.command("check-draft")(check_draft_command)
+app.command()(evaluate)
 
 
 @app.command()

@@ -212,3 +212,46 @@ class TrainConfig:
     """Begin with it although it was trained on other layers."""
     tensorboard: bool = True
     """Write event files, where tensorboard is installed."""
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    """A draft to numbers that say how good it is."""
+
+    draft: Path
+    data: Path | None
+    """Folder of hidden states; None: no teacher-forced part."""
+    output_dir: Path
+    model: str | None = None
+    """The verifier; None: the one the draft names."""
+    vllm: str | None = None
+    """The release to check the draft for; None: the one installed."""
+    steps: int | None = None
+    """Draft tokens a step; None: what the draft proposes."""
+    rows: str = "held-out"
+    """Rows of ``data``: held-out, or all."""
+    max_rows: int | None = None
+    device: str = "auto"
+    """Of the teacher-forced part."""
+    serve: bool = True
+    replay: bool = True
+    """Teacher-force the server's own answers as well, with states from transformers."""
+    untrained: bool = False
+    """Evaluate the same draft with fresh weights, too."""
+    prompts: Path | None = None
+    max_prompts: int = 16
+    max_tokens: int = 128
+    """Of an answer."""
+    max_num_seqs: int = 16
+    """Answers that an engine works on at once."""
+    dtype: str = "auto"
+    tp_size: int = 1
+    gpu_memory_utilization: float = 0.80
+    enforce_eager: bool | None = None
+    """None: on a CPU only."""
+    force: bool = False
+    """Go on although the draft does not fit."""
+    layer_ids: tuple[int, ...] | None = None
+    """Native ids to feed the draft instead of its own; only with ``force``."""
+    trained_layer_ids: tuple[int, ...] | None = None
+    trust_remote_code: bool = False

@@ -21,6 +21,9 @@ from rich.table import Table
 
 from pipeline import manifest
 from pipeline.atomic import write_text
+from pipeline.evaluation.report import JSON_NAME, PICTURE_NAME, TEXT_NAME
+from pipeline.evaluation.request import DRAFT, UNTRAINED
+from pipeline.evaluation.results import HELD_OUT, acceptance_in, name_of
 from pipeline.prepared import DATA_NAME
 from pipeline.regenerate import NAME as REGENERATED_NAME
 from shims.errors import SpecshimError
@@ -90,6 +93,17 @@ class Places:
         return self.work / "training"
 
     @property
+    def evaluation(self) -> Path:
+        """Report of the draft."""
+        return self.work / "evaluation"
+
+    @property
+    def loss_curve(self) -> Path:
+        """The picture beside the checkpoint, or the report's, which has one too."""
+        beside = sorted(self.training.glob("*.png"))
+        return beside[0] if beside else self.evaluation / PICTURE_NAME
+
+    @property
     def verified(self) -> Path:
         """What `verify --json` printed."""
         return self.work / "verified.json"
@@ -135,8 +149,12 @@ class Runner:
         return done.stdout or ""
 
 
-def run_demo(places: Places, python: str) -> None:
-    """All stages in order, then the closing table."""
+def run_demo(places: Places, python: str, serve: bool = False) -> None:
+    """All stages in order, then the closing table.
+
+    Args:
+        serve: end with the draft in a real server, too: three engines, some minutes.
+    """
     started = time.monotonic()
     run = Runner(python)
     places.work.mkdir(parents=True, exist_ok=True)
@@ -160,6 +178,8 @@ def run_demo(places: Places, python: str) -> None:
     inputs = ("--data", places.states, "--vocab", places.prepared, "--model", places.model)
     lengths = ("--epochs", _EPOCHS, "--lr", _LR, "--max-seq-len", _TRAIN_TOKENS)
     run("train", "pipeline", "train", *inputs, "--output-dir", places.training, *lengths)
+    evaluated = ("--draft", places.training, "--data", places.states, "--output-dir", places.evaluation, "--untrained")
+    run("evaluate", "pipeline", "evaluate", *evaluated, "--serve" if serve else "--no-serve")
     console.print(closing_table(places, time.monotonic() - started))
 
 
@@ -173,6 +193,7 @@ def closing_table(places: Places, seconds: float) -> Table:
     training = manifest.require(places.training, "train", "demo")
     verified: dict[str, Any] = json.loads(places.verified.read_text(encoding="utf-8").splitlines()[-1])
     start, end = training["metrics"]["start"], training["metrics"]["end"]
+    report: dict[str, Any] = json.loads((places.evaluation / JSON_NAME).read_text(encoding="utf-8"))
     versions = states["versions"]
     table = Table(title="specshim demo", show_header=False)
     table.add_column(style="bold")
@@ -190,16 +211,39 @@ def closing_table(places: Places, seconds: float) -> Table:
         "held-out loss": f"{start['loss']:.3f} at start, {end['loss']:.3f} at end "
         f"({training['steps']} steps, {training['seconds']:.0f} s)",
         "held-out accuracy": f"first draft token {start['full_acc_0']:.1%} -> {end['full_acc_0']:.1%}",
+        **_evaluated(report),
         "model": str(places.model),
         "prepared data": str(places.prepared),
         "hidden states": str(places.states),
         "draft": str(places.training / "draft"),
         "metrics": str(places.training / "metrics.jsonl"),
+        "loss curve": str(places.loss_curve),
+        "evaluation": str(places.evaluation / TEXT_NAME),
         "this run": f"{seconds / 60:.1f} min",
     }
     for name, value in rows.items():
         table.add_row(name, value)
     return table
+
+
+def _evaluated(report: dict[str, Any]) -> dict[str, str]:
+    """Rows about the draft: teacher-forced before and after the training, and in a server where it was run."""
+    before, after = (
+        acceptance_in(report["teacher_forced"][name_of(HELD_OUT, kind)]["as_served"]) for kind in (UNTRAINED, DRAFT)
+    )
+    rows = {
+        "teacher-forced acceptance": f"first draft token {before.conditional[0]:.1%} -> {after.conditional[0]:.1%}, "
+        f"{before.length:.3f} -> {after.length:.3f} tokens a step (held-out rows)",
+    }
+    served = report["served"].get(DRAFT)
+    if served and served["acceptance"]:
+        same, whole = served["same_answers"]
+        rows["served acceptance"] = (
+            f"{served['acceptance']['length']:.3f} tokens a step, {served['speed_up']:.2f} times the speed of no "
+            f"speculation, {same} of {whole} answers the same"
+        )
+    verdict = report["verdict"]
+    return rows | {"verdict": f"{', '.join(verdict['words'])}: {'; '.join(verdict['reasons'])}"}
 
 
 def _speed(speed: dict[str, float]) -> str:
@@ -219,9 +263,10 @@ def main() -> int:
     parser.add_argument("--output-dir", type=Path, default=Path("demo"), help="folder for everything the demo makes")
     parser.add_argument("--model-python", default=sys.executable, help="interpreter of the environment with vLLM")
     parser.add_argument("--regenerate", action="store_true", help="answer the questions afresh")
+    parser.add_argument("--serve", action="store_true", help="end with the draft in a real server, too")
     options = parser.parse_args()
     try:
-        run_demo(Places(options.output_dir, options.regenerate), options.model_python)
+        run_demo(Places(options.output_dir, options.regenerate), options.model_python, options.serve)
     except SpecshimError as error:
         print(error, file=sys.stderr)
         return 1

@@ -1,0 +1,1 @@
+"""How good a draft is: on held-out rows, and in a real server."""
