@@ -170,6 +170,9 @@ def extract(
     max_num_batched_tokens: Annotated[
         int | None, typer.Option(help="direct: tokens of one step (default: vLLM's).")
     ] = None,
+    replicas: storing.Replicas = None,
+    ray_address: storing.RayAddress = "local",
+    max_restarts: storing.MaxRestarts = 10,
     status: storing.StatusOnly = False,
 ) -> None:
     """Compute hidden states; run it again to go on where it stopped."""
@@ -180,7 +183,7 @@ def extract(
         model_path, prepared_data, output_dir, batch_size, max_seq_len, tp_size, gpu_memory_utilization,
         ids, layer_convention, engine, dtype, trust_remote_code, format, rows_per_file, store_dtype, vocab,
         max_bad, preflight, preflight_against, shard, min_free, ignore_space, check_content,
-        enforce_eager, max_num_batched_tokens,
+        enforce_eager, max_num_batched_tokens, replicas, ray_address, max_restarts,
     )  # fmt: skip
     if status:
         for line in status_lines(stage.status(config), output_dir):
@@ -200,6 +203,8 @@ def extract(
         _print(f"{result.cut_rows} rows are stored cut, ids and mask alike")
     if result.bad_rows:
         _print(f"{result.bad_rows} rows left out: their states cannot be right (bad_rows*.jsonl names them)")
+    if result.restarts:
+        _print(f"{result.restarts} replicas died and were replaced")
     if not result.complete:
         _print("rows of other shards are still missing")
 

@@ -11,6 +11,7 @@ from pipeline.bad_rows import BadRows
 from pipeline.config import ExtractConfig
 from pipeline.devices import computing_dtype
 from pipeline.engines import EngineOptions, check_engine, chosen, max_tokens
+from pipeline.engines.row_sink import RowSinkSettings
 from pipeline.formats import Wanted, float8
 from pipeline.formats.registry import NORMED, RESIDUAL, Format, get_format, recognised
 from pipeline.formats.sidecars import check_datasets_installed
@@ -212,4 +213,25 @@ def engine_options(job: Job) -> EngineOptions:
         trust_remote_code=job.config.trust_remote_code,
         enforce_eager=job.config.enforce_eager,
         max_num_batched_tokens=job.config.max_num_batched_tokens,
+    )
+
+
+def row_sink_settings(job: Job, stack: str) -> RowSinkSettings:
+    """What the direct engine's worker has to know to write rows.
+
+    Args:
+        stack: for the rows' headers, see `pipeline.run_history`.
+    """
+    return RowSinkSettings(
+        folder=str(job.config.output_dir),
+        format=job.format.name,
+        rows_per_file=job.config.rows_per_file,
+        prepared_data=str(job.config.prepared_data),
+        row_limit=job.row_limit,
+        dtype=job.dtype,
+        store_dtype=job.store_dtype,
+        last_state=job.last_state,
+        model=str(job.model.path),
+        trust_remote_code=job.config.trust_remote_code,
+        header={name: text for name, text in job.header(0).items() if name != "row"} | {"stack": stack},
     )
