@@ -91,6 +91,16 @@ class Owner:
     """Whether a row lies whole on disk."""
 
 
+@dataclass(frozen=True)
+class _LeftBehind:
+    """A chunk that a dead replica had; one of its processes may still write it."""
+
+    slot: int
+    chunk: int
+    rows: set[int]
+    since: float
+
+
 class Supervisor:
     """The replicas of a run."""
 
@@ -99,7 +109,7 @@ class Supervisor:
         self._restarts_left = max_restarts
         self._now: dict[int, Life] = {}
         self._barren = dict.fromkeys(self._slots, 0)
-        self._left_behind: list[tuple[int, set[int], float]] = []
+        self._left_behind: list[_LeftBehind] = []
         self._ledger: Ledger | None = None
         self.lives: list[Life] = []
         """Every replica that was started."""
@@ -200,7 +210,7 @@ class Supervisor:
         self._cluster.end(slot)
         now = time.monotonic()
         chunks = self._ledger.take_back(slot) if self._ledger else {}
-        self._left_behind += [(chunk, rows, now) for chunk, rows in chunks.items()]
+        self._left_behind += [_LeftBehind(slot, chunk, rows, now) for chunk, rows in chunks.items()]
         self._barren[slot] += 1
         console.print(
             f"replica {slot + 1} died, {sum(map(len, chunks.values()))} rows go to others: {life.cause}",
@@ -223,19 +233,21 @@ class Supervisor:
 
     def _free_what_was_left_behind(self, ledger: Ledger) -> None:
         """Chunks of dead replicas go back once nothing writes them any more; what was finished of them counts."""
-        still: list[tuple[int, set[int], float]] = []
-        for chunk, rows, since in self._left_behind:
-            if self._owner.free(chunk):
-                there = {row for row in rows if self._owner.there(row)}
-                ledger.put_back(chunk, rows - there, settled=len(there))
+        still: list[_LeftBehind] = []
+        for left in self._left_behind:
+            if self._owner.free(left.chunk):
+                there = {row for row in left.rows if self._owner.there(row)}
+                ledger.put_back(left.chunk, left.rows - there, settled=len(there))
                 self._owner.found(there)
+                if there:
+                    self._barren[left.slot] = 0
                 continue
-            if time.monotonic() - since > _LEFT_BEHIND:
+            if time.monotonic() - left.since > _LEFT_BEHIND:
                 raise SpecshimError(
-                    f"chunk {chunk} of a replica that died",
+                    f"chunk {left.chunk} of a replica that died",
                     "its processes to end with it",
                     f"one that still holds the chunk's lock after {_LEFT_BEHIND:.0f} s",
                     "end the vLLM processes that were left on its machine, then run the same command again",
                 )
-            still.append((chunk, rows, since))
+            still.append(left)
         self._left_behind = still
