@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from pipeline import config as options
+from pipeline import training_launch
 from pipeline.commands import extract_options as storing
 from pipeline.commands import prepare_options as preparing
 from pipeline.commands.convert import convert
@@ -415,6 +416,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         with _signals_raise():
             refuse_empty_values(given)
+            if training_launch.wanted(given):
+                training_launch.launch(given[1:])
+                return
             app(spread_lists(given))
     except Stopped as stop:
         name = signal.Signals(stop.number).name

@@ -304,7 +304,7 @@ class InProcess:
 
 
 @contextmanager
-def no_ray(address: str) -> Iterator[None]:
+def no_ray(address: str, logs: bool = False) -> Iterator[None]:
     yield None
 
 

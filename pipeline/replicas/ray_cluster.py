@@ -42,11 +42,12 @@ def require_ray() -> Any:
 
 
 @contextlib.contextmanager
-def connected(address: str) -> Iterator[Any]:
+def connected(address: str, logs: bool = False) -> Iterator[Any]:
     """Ray, started on this machine (``local``) or joined; left as it was found.
 
     Args:
         address: ``local``, ``auto`` (the cluster that this machine is part of), or host:port.
+        logs: print here what the processes print.
 
     Raises:
         UsageError: Ray is missing, or there is no such cluster.
@@ -61,7 +62,7 @@ def connected(address: str) -> Iterator[Any]:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         more = {"num_cpus": cores, "include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **more)
+        ray.init(address=address, log_to_driver=logs, logging_level=logging.ERROR, **more)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise UsageError(
             f"--ray-address {address}",
