@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -97,6 +98,7 @@ def plan_job(config: ExtractConfig) -> Job:
         UsageError: naming the flag, or the file and line.
     """
     _check_numbers(config)
+    _refuse_object_store(config)
     form = get_format(config.format)
     model = read_model(config.model_path)
     refuse_remote_code(model, config.trust_remote_code)
@@ -146,6 +148,19 @@ def _check_numbers(config: ExtractConfig) -> None:
     if config.store_dtype not in STORE_DTYPES:
         raise UsageError("--store-dtype", ", ".join(STORE_DTYPES), repr(config.store_dtype), "use one of these")
     check_options(config.preflight, config.preflight_against)
+
+
+def _refuse_object_store(config: ExtractConfig) -> None:
+    """A row is made durable by a rename and guarded by a lock of the file system; an object store has neither."""
+    found = re.match(r"[a-z][a-z0-9+.-]+:/", str(config.output_dir))
+    if found:
+        raise UsageError(
+            "--output-dir",
+            "a folder of a file system, local or shared (NFS, Lustre, …)",
+            f"an address, {found[0]}/…",
+            "write to a file system that all machines share, then copy the finished folder there; --format sharded "
+            "makes few large files",
+        )
 
 
 def settings_of(job: Job) -> dict[str, Any]:

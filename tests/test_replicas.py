@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -242,6 +243,7 @@ from test_extract import Place, Streaming  # noqa: E402
 from pipeline import manifest  # noqa: E402
 from pipeline.__main__ import main  # noqa: E402
 from pipeline.config import VerifyConfig  # noqa: E402
+from pipeline.extract import extract  # noqa: E402
 from pipeline.replicas import replica as replica_module  # noqa: E402
 from pipeline.replicas import run as run_module  # noqa: E402
 from pipeline.replicas.replica import Replica, Task  # noqa: E402
@@ -375,6 +377,14 @@ def test_what_replicas_cannot_do_is_refused(place: Place, more: dict[str, Any], 
     with pytest.raises(UsageError, match=said):
         place.extract(**{"engine": "direct", **more})
     assert not (place.root / "states").exists()
+
+
+@pytest.mark.parametrize("address", ["s3://bucket/states", "gs://bucket/x", "memory://x"])
+def test_object_stores_are_refused(place: Place, address: str) -> None:
+    settings: tuple[dict[str, Any], ...] = ({"replicas": 2}, {})
+    for more in settings:
+        with pytest.raises(UsageError, match="that all machines share"):
+            extract(replace(place.config(**more), output_dir=Path(address)))
 
 
 def test_without_ray_the_extra_is_named(
