@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from pipeline.replicas import supervisor as supervisor_module
 from pipeline.replicas.leases import Leases
 from pipeline.replicas.ledger import Ledger
-from pipeline.replicas.ray_cluster import cores_of
+from pipeline.replicas.ray_cluster import _short, cores_of
 from pipeline.replicas.replica import Answer
 from pipeline.replicas.sink import identity
 from pipeline.replicas.supervisor import Event, Life, Owner, Supervisor
@@ -230,6 +230,15 @@ def test_cores_are_shared_out_by_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3, 8, 9, 10, 11})
     assert [cores_of(slot, 4, 2) for slot in (0, 1)] == ["0,1|2,3", "8,9|10,11"]
     assert [cores_of(slot, 2, 1) for slot in range(4)] == ["0,1", "2,3", "8,9", "10,11"]
+
+
+def test_rays_words_are_told_from_the_cause_on() -> None:
+    said = (
+        "The actor died unexpectedly before finishing this task.\n\tclass_name: Replica\nThe actor is dead because its "
+        "worker process has died. Worker exit detail: End of file. Some common causes include: (1) the process was"
+    )
+    assert _short(said) == "The actor is dead because its worker process has died. Worker exit detail: End of file."
+    assert _short("node failed") == "node failed" and len(_short("x" * 900)) == 600
 
 
 # The whole path, with replicas in this process.

@@ -198,6 +198,7 @@ def cores_of(slot: int, cores: int, tp_size: int) -> str:
 
 
 def _short(text: str) -> str:
-    """Ray's words on a death, in a line."""
+    """Ray's words on a death, in a line: from the cause on, without what it says at every death."""
     words = " ".join(text.split())
-    return words if len(words) <= 400 else words[:397] + "..."
+    cause = words[max(0, words.find("The actor is dead because")) :].partition(" Some common causes include")[0]
+    return cause if len(cause) <= 600 else cause[:597] + "..."
