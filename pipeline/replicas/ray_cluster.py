@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -61,8 +63,12 @@ def connected(address: str, logs: bool = False) -> Iterator[Any]:
     if address == LOCAL:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         more = {"num_cpus": cores, "include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
+    ours = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address, log_to_driver=logs, logging_level=logging.ERROR, **more)
+        # Ray puts a handler of its own there; ours lets every stage end its processes.
+        if threading.current_thread() is threading.main_thread() and ours is not None:
+            signal.signal(signal.SIGTERM, ours)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise UsageError(
             f"--ray-address {address}",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from pipeline import disk, manifest, run_history
@@ -147,11 +148,14 @@ class _Run:
         return self._config.rows_per_file if self._job.format.many_rows_per_file else _ROWS_PER_CHUNK
 
     def _task(self) -> Task:
-        # Each replica writes the name of its own stack into its rows.
+        # Each replica writes the name of its own stack into its rows. It may have another working folder.
         settings = asdict(row_sink_settings(self._job, stack=""))
-        data = self._record["inputs"]["prepared_data"]
+        settings |= {name: str(Path(settings[name]).absolute()) for name in ("folder", "prepared_data", "model")}
+        options = engine_options(self._job)
+        options = replace(options, model=replace(options.model, path=options.model.path.absolute()))
         sink = LeasedSinkSettings(**settings, rows_per_chunk=self._rows_per_chunk)
-        return Task(engine_options(self._job), sink, data, signature(self._config.output_dir))
+        data = self._record["inputs"]["prepared_data"]
+        return Task(options, sink, data, signature(self._config.output_dir))
 
     def _preflight(self, cluster: RayCluster, slot: int) -> None:
         job = self._job
