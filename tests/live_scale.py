@@ -83,7 +83,7 @@ class Bench:
         write_weights(_slower(write_model(root / "model", hidden=128)))
         with (root / "conversations.jsonl").open("w") as handle:
             for number in range(rows):
-                reply = " ".join(self.choose.choices(WORDS, k=self.choose.randint(1, 70)))
+                reply = " ".join(self.choose.choices(WORDS, k=self.choose.randint(1, 25)))
                 turns = [
                     {"role": "user", "content": f"say {number}"},
                     {"role": "assistant", "content": f"{number} {reply}"},
@@ -153,7 +153,7 @@ class Bench:
 def _slower(model: Path) -> Path:
     """Large enough that two cores compute for a minute."""
     config = json.loads((model / "config.json").read_text())
-    config |= {"num_hidden_layers": 16, "intermediate_size": 1024, "num_attention_heads": 4}
+    config |= {"num_hidden_layers": 12, "intermediate_size": 1024, "num_attention_heads": 4}
     (model / "config.json").write_text(json.dumps(config))
     return model
 
@@ -257,23 +257,27 @@ def resized(bench: Bench, whole: Path) -> None:
 def setup_of(bench: Bench, run: Measured, calm: Measured, hurt: Measured) -> Setup:
     """A run as the simulation sees it; what a replica can do is measured on run 2, a restart on run 3."""
     rates = [life["tokens"] / (life["last"] - life["first"]) for life in calm.lives if life["last"]]
-    starts = [life["ready"] - life["begun"] for life in hurt.lives[2:] if life["ready"] is not None]
-    gone = [(_end(run, number), life["slot"]) for number, life in enumerate(run.lives) if life["cause"]]
+    away = [ready - died for _, died, ready in deaths(hurt) if ready is not None]
     return Setup(
         tokens=bench.tokens,
         replicas=2,
         tokens_per_s=mean(rates),
         chunk_tokens=16 * bench.tokens / bench.rows,
-        restart_s=mean(starts) if starts else 0.0,
         ready=tuple(life["ready"] for life in run.lives[:2]),
-        deaths=tuple(gone),
+        restart_s=mean(away) if away else 0.0,
+        deaths=tuple((died, slot) for slot, died, _ in deaths(run)),
     )
 
 
-def _end(run: Measured, number: int) -> float:
-    """When a replica died: its successor in the slot was begun then."""
-    life = run.lives[number]
-    return next(float(later["begun"]) for later in run.lives[number + 1 :] if later["slot"] == life["slot"])
+def deaths(run: Measured) -> list[tuple[int, float, float | None]]:
+    """(slot, when it settled its last rows, when its successor was ready); a death is noticed a little later."""
+    found = []
+    for number, life in enumerate(run.lives):
+        if life["cause"]:
+            after = next(later for later in run.lives[number + 1 :] if later["slot"] == life["slot"])
+            died = life["last"] if life["last"] is not None else life["ready"] or after["begun"]
+            found.append((life["slot"], died, after["ready"]))
+    return found
 
 
 def hold_against_the_clock(bench: Bench, calm: Measured, hurt: Measured) -> list[dict[str, Any]]:
@@ -285,7 +289,7 @@ def hold_against_the_clock(bench: Bench, calm: Measured, hurt: Measured) -> list
         off = simulated / run.seconds - 1
         print(
             f"{name}: simulated {simulated:.1f} s, measured {run.seconds:.1f} s ({off:+.0%}); "
-            f"{setup.tokens_per_s:.0f} tokens/s a replica, restart {setup.restart_s:.1f} s",
+            f"{setup.tokens_per_s:.0f} tokens/s a replica, {setup.restart_s:.1f} s until another is in its place",
             flush=True,
         )
         if abs(off) > AGREE:

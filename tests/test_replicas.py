@@ -21,11 +21,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.replicas import supervisor as supervisor_module
+from pipeline.replicas.guardian import below, identity
 from pipeline.replicas.leases import Leases
 from pipeline.replicas.ledger import Ledger
 from pipeline.replicas.ray_cluster import _short, cores_of
 from pipeline.replicas.replica import Answer
-from pipeline.replicas.sink import identity
 from pipeline.replicas.supervisor import Event, Life, Owner, Supervisor
 from shims.errors import SpecshimError, UsageError
 
@@ -208,22 +208,28 @@ def test_a_lease_ends_with_its_process(tmp_path: Path) -> None:
     other.join()
 
 
-@pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are watched through /proc")
-def test_the_writer_ends_with_its_replica() -> None:
-    owner = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are looked for in /proc")
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_what_a_replica_leaves_behind_is_ended(how: signal.Signals) -> None:
     code = (
-        "import sys, time; from pipeline.replicas.sink import _end_with; "
-        "_end_with(int(sys.argv[1]), sys.argv[2]); print('on', flush=True); time.sleep(60)"
+        "import subprocess, sys, time; from pipeline.replicas.guardian import guard; guard(); "
+        'inner = \'import subprocess, sys; p = subprocess.Popen([sys.executable, "-c", "input()"], '
+        "stdin=subprocess.PIPE, start_new_session=True); print(p.pid, flush=True); p.wait()'; "
+        "p = subprocess.Popen([sys.executable, '-c', inner], start_new_session=True); "
+        "print(p.pid, flush=True); p.wait()"
     )
-    writer = subprocess.Popen(
-        [sys.executable, "-c", code, str(owner.pid), identity(owner.pid)], stdout=subprocess.PIPE, text=True
-    )
-    assert writer.stdout and writer.stdout.readline() == "on\n"
-    time.sleep(0.5)
-    assert writer.poll() is None
-    owner.kill()
-    owner.wait()
-    assert writer.wait(5) == 1
+    replica = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert replica.stdout is not None
+    engine = [int(replica.stdout.readline()) for _ in range(2)]
+    assert set(engine) <= set(below(replica.pid)) and all(identity(pid) for pid in engine)
+    time.sleep(1)
+    assert all(identity(pid) for pid in engine), "ended while the replica lives"
+    replica.send_signal(how)
+    replica.wait()
+    ends = time.monotonic() + 10
+    while any(identity(pid) for pid in engine) and time.monotonic() < ends:
+        time.sleep(0.05)
+    assert not any(identity(pid) for pid in engine)
 
 
 def test_cores_are_shared_out_by_rank(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,7 +288,7 @@ class _Plain:
         self._settings = settings
 
     def as_dict(self) -> dict[str, Any]:
-        return {k: v for k, v in self._settings.as_dict().items() if k not in ("rows_per_chunk", "owner")}
+        return {k: v for k, v in self._settings.as_dict().items() if k != "rows_per_chunk"}
 
 
 class InProcess:

@@ -19,7 +19,8 @@ from pipeline.engines.direct import StreamingEngine, open_streaming
 from pipeline.lock import signature
 from pipeline.model_info import read_model, sha256_file
 from pipeline.prepared import PreparedFile
-from pipeline.replicas.sink import LeasedSinkSettings, identity
+from pipeline.replicas.guardian import guard
+from pipeline.replicas.sink import LeasedSinkSettings
 from shims.direct.engine import Settled
 from shims.errors import SpecshimError, UsageError, WrongStatesError
 
@@ -73,8 +74,9 @@ class Replica:
             self._check_files()
             record = manifest.compose("extract", with_plan=True, engine="direct")
             header = task.sink.header | {"stack": run_history.stack_name(record)}
-            sink = replace(task.sink, header=header, owner=(os.getpid(), identity(os.getpid())))
+            sink = replace(task.sink, header=header)
             self._data = PreparedFile(Path(sink.prepared_data), vocab_size=None, checked=True)
+            guard()
             self._engine = open_streaming(task.options, sink)
         except SpecshimError as error:
             return _told(error)
