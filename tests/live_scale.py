@@ -241,9 +241,12 @@ def resized(bench: Bench, whole: Path) -> None:
         elif bench.wait_for_rows(process, folder, int(bench.rows * share)):
             if replicas == 2:
                 os.kill(process.pid, signal.SIGKILL)  # as a machine that is gone: nobody cleans up
+                process.wait(SECONDS)
             else:
                 process.terminate()
-            process.wait(SECONDS)
+                code = process.wait(SECONDS)
+                if code != 128 + signal.SIGTERM or "what is finished is kept" not in bench.said():
+                    bench.faults.append(f"stopped: exit code {code}: {bench.said()}")
         after = stamps(folder)
         again += written_again(before, after)
         print(f"{replicas} replicas: {len(before)} rows were there, {len(after)} are now", flush=True)

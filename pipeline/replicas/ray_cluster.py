@@ -12,7 +12,8 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -113,6 +114,7 @@ class RayCluster:
         self._tp_size = tp_size
         self._actors: dict[int, Any] = {}
         self._calls: dict[Any, int] = {}
+        self._waiting = ThreadPoolExecutor(1, "specshim-ray")
 
     def start(self, slot: int) -> None:
         """See the protocol."""
@@ -141,16 +143,26 @@ class RayCluster:
 
     def next(self, seconds: float) -> Event | None:
         """See the protocol."""
-        ready, _ = self._ray.wait(list(self._calls), num_returns=1, timeout=seconds) if self._calls else ([], [])
+        ready = self._outside(self._ready, seconds)
         if not ready:
             return None
         slot = self._calls.pop(ready[0])
         try:
-            answer = self._ray.get(ready[0])
+            answer = self._outside(self._ray.get, ready[0])
         except self._ray.exceptions.RayError as error:
             return Event(slot, cause=_short(str(error)))
         assert isinstance(answer, Answer)
         return Event(slot, answer)
+
+    def _ready(self, seconds: float) -> list[Any]:
+        if not self._calls:
+            return []
+        found: list[Any] = self._ray.wait(list(self._calls), num_returns=1, timeout=seconds)[0]
+        return found
+
+    def _outside(self, function: Callable[..., Any], *given: Any) -> Any:
+        """Wait for Ray on a thread: a signal that asks to end raises, and Ray's compiled code cannot take that."""
+        return self._waiting.submit(function, *given).result()
 
     def end(self, slot: int) -> None:
         """See the protocol."""
@@ -167,7 +179,7 @@ class RayCluster:
             SpecshimError: as :meth:`pipeline.replicas.replica.Replica.states`, or the replica died.
         """
         try:
-            states: list[Any] = self._ray.get(self._actors[slot].states.remote(rows))
+            states: list[Any] = self._outside(self._ray.get, self._actors[slot].states.remote(rows))
         except self._ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, SpecshimError):
                 raise error.cause from None
@@ -187,6 +199,7 @@ class RayCluster:
                 self._ray.wait(closing, num_returns=len(closing), timeout=_CLOSING)
         for slot in list(self._actors):
             self.end(slot)
+        self._waiting.shutdown(wait=False, cancel_futures=True)
 
 
 def cores_of(slot: int, cores: int, tp_size: int) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+import traceback
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -78,7 +79,7 @@ class Replica:
             self._data = PreparedFile(Path(sink.prepared_data), vocab_size=None, checked=True)
             guard()
             self._engine = open_streaming(task.options, sink)
-        except SpecshimError as error:
+        except Exception as error:  # noqa: BLE001  told to the caller, whatever it is
             return _told(error)
         return Answer(facts={name: record[name] for name in ("created", "versions", "plan")})
 
@@ -123,7 +124,7 @@ class Replica:
                 answer.faults |= {int(name): fault for name, fault in settled.faults.items()}
                 if answer.done or answer.faults or time.monotonic() > ends:
                     return answer
-        except SpecshimError as error:
+        except Exception as error:  # noqa: BLE001  told to the caller, whatever it is
             return _told(error)
 
     def _rows(self) -> Iterator[tuple[int, list[int]]]:
@@ -142,6 +143,14 @@ class Replica:
             self._engine.close()
 
 
-def _told(error: SpecshimError) -> Answer:
+def _told(error: Exception) -> Answer:
+    if not isinstance(error, SpecshimError):
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        error = SpecshimError(
+            f"{place.filename}:{place.lineno}",
+            "a replica to go on",
+            f"{type(error).__name__}: {str(error).strip() or 'no message'}",
+            "report this; finished rows are kept, so the same command goes on from here",
+        )
     parts = (error.where, error.wanted, error.found, error.next_step)
     return Answer(error=parts, final=isinstance(error, (UsageError, WrongStatesError)))
