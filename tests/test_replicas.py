@@ -24,7 +24,7 @@ from pipeline.replicas import supervisor as supervisor_module
 from pipeline.replicas.guardian import below, identity
 from pipeline.replicas.leases import Leases
 from pipeline.replicas.ledger import Ledger
-from pipeline.replicas.ray_cluster import _short, cores_of
+from pipeline.replicas.ray_cluster import _short, by_rank, cores_of
 from pipeline.replicas.replica import Answer
 from pipeline.replicas.supervisor import Event, Life, Owner, Supervisor
 from shims.errors import SpecshimError, UsageError
@@ -234,8 +234,8 @@ def test_what_a_replica_leaves_behind_is_ended(how: signal.Signals) -> None:
 
 def test_cores_are_shared_out_by_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3, 8, 9, 10, 11})
-    assert [cores_of(slot, 4, 2) for slot in (0, 1)] == ["0,1|2,3", "8,9|10,11"]
-    assert [cores_of(slot, 2, 1) for slot in range(4)] == ["0,1", "2,3", "8,9", "10,11"]
+    assert [by_rank(cores_of(slot, 4), 2) for slot in (0, 1)] == ["0,1|2,3", "8,9|10,11"]
+    assert [by_rank(cores_of(slot, 2), 1) for slot in range(4)] == ["0,1", "2,3", "8,9", "10,11"]
 
 
 def test_rays_words_are_told_from_the_cause_on() -> None:

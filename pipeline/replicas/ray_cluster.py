@@ -118,7 +118,8 @@ class RayCluster:
 
     def start(self, slot: int) -> None:
         """See the protocol."""
-        task = replace(self._task, slot=slot, environment=self._environment(slot))
+        cores = cores_of(slot, self._cores) if self._bind else []
+        task = replace(self._task, slot=slot, cores=cores, environment=self._environment(cores))
         actor = self._ray.remote(Replica).options(
             num_cpus=self._cores,
             num_gpus=self._tp_size if self._on_gpus else 0,
@@ -129,12 +130,12 @@ class RayCluster:
         self._actors[slot] = actor.remote(task)
         self._calls[self._actors[slot].open.remote()] = slot
 
-    def _environment(self, slot: int) -> dict[str, str]:
+    def _environment(self, cores: Sequence[int]) -> dict[str, str]:
         if self._on_gpus:
             return {}
         environment = {"OMP_NUM_THREADS": str(max(1, self._cores // self._tp_size))}
-        if self._bind and "VLLM_CPU_OMP_THREADS_BIND" not in os.environ:
-            environment["VLLM_CPU_OMP_THREADS_BIND"] = cores_of(slot, self._cores, self._tp_size)
+        if cores and "VLLM_CPU_OMP_THREADS_BIND" not in os.environ:
+            environment["VLLM_CPU_OMP_THREADS_BIND"] = by_rank(cores, self._tp_size)
         return environment
 
     def work(self, slot: int, rows: Sequence[int]) -> None:
@@ -202,18 +203,21 @@ class RayCluster:
         self._waiting.shutdown(wait=False, cancel_futures=True)
 
 
-def cores_of(slot: int, cores: int, tp_size: int) -> str:
-    """The cores of a replica in vLLM's words: numbers with commas, ranks separated by bars.
+def cores_of(slot: int, cores: int) -> list[int]:
+    """The cores of a replica, all replicas being on this machine.
 
     Args:
         slot: from 0.
         cores: of each replica.
-        tp_size: ranks of each replica.
     """
-    usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
-    mine = usable[slot * cores : (slot + 1) * cores]
-    each = max(1, cores // tp_size)
-    return "|".join(",".join(map(str, mine[rank * each : (rank + 1) * each])) for rank in range(tp_size))
+    usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    return usable[slot * cores : (slot + 1) * cores]
+
+
+def by_rank(cores: Sequence[int], tp_size: int) -> str:
+    """Cores in vLLM's words: numbers with commas, ranks separated by bars."""
+    each = max(1, len(cores) // tp_size)
+    return "|".join(",".join(map(str, cores[rank * each : (rank + 1) * each])) for rank in range(tp_size))
 
 
 def _short(text: str) -> str:

@@ -38,6 +38,8 @@ class Task:
     folder_signature: str
     """What the lock of the output folder says while the run is on: tells that this is the same folder."""
     slot: int = 0
+    cores: list[int] = field(default_factory=list)
+    """What it may run on, its start included, so that it does not slow the others; empty: everything."""
     environment: dict[str, str] = field(default_factory=dict)
     """Set before vLLM is imported."""
 
@@ -63,6 +65,8 @@ class Replica:
 
     def __init__(self, task: Task) -> None:
         os.environ.update(task.environment)
+        if task.cores:
+            os.sched_setaffinity(0, task.cores)
         self._task = task
         self._engine: StreamingEngine | None = None
         self._queue: deque[int] = deque()
