@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import random
 import signal
@@ -182,30 +181,22 @@ def test_a_process_that_keeps_a_chunk_ends_the_run(monkeypatch: pytest.MonkeyPat
         supervisor.run(Ledger(range(900), 16))
 
 
-def hold(folder: str, chunks: Iterable[int], ready: Any) -> None:
-    """Hold leases until killed."""
-    leases = Leases(Path(folder))
-    for chunk in chunks:
-        leases.take(chunk)
-    ready.set()
-    time.sleep(60)
-
-
 def test_a_lease_ends_with_its_process(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    ready = context.Event()
-    other = context.Process(target=hold, args=(str(tmp_path), [3, 4], ready))
-    other.start()
-    assert ready.wait(60)
+    code = (
+        "import sys, time; from pathlib import Path; from pipeline.replicas.leases import Leases; "
+        "leases = Leases(Path(sys.argv[1])); leases.take(3); leases.take(4); print('held', flush=True); time.sleep(60)"
+    )
+    other = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert other.stdout is not None and other.stdout.readline() == "held\n"
     leases = Leases(tmp_path)
     assert leases.free(2) and not leases.free(3) and not leases.free(4) and leases.free(5)
     for attempt in (lambda: leases.take(3, 0.3), lambda: leases.wait_for_all(0.3)):
         with pytest.raises(SpecshimError, match="an engine that an earlier run left behind"):
             attempt()
-    os.kill(other.pid or 0, signal.SIGKILL)
+    other.kill()
     leases.take(3, 10)
     leases.wait_for_all(10)
-    other.join()
+    other.wait()
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are looked for in /proc")
