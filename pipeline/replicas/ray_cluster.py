@@ -1,7 +1,8 @@
 """Replicas as Ray actors, each with a tensor-parallel group of its own; the only module that imports Ray.
 
 Ray places them, tells of their deaths, and carries calls; it restarts nothing itself (`max_restarts=0`), because what
-a dead replica had finished has to be looked up on disk first. Rows never pass through Ray's object store.
+a dead replica had finished has to be looked up on disk first. Rows never pass through Ray's object store, which is why
+Ray Data, made for moving rows, is not used: it would also compute a whole block again for one row.
 https://docs.ray.io/en/latest/ray-core/actors.html
 """
 
