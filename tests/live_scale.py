@@ -14,6 +14,7 @@ the simulation is then asked how long the runs should have taken.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import random
@@ -34,6 +35,7 @@ from pipeline import manifest
 from pipeline.config import ExtractConfig
 from pipeline.extract import extract
 from pipeline.prepared import PreparedFile
+from pipeline.replicas.guardian import identity
 from pipeline.scale.simulation import Setup, simulate
 
 SECONDS = 420
@@ -137,6 +139,8 @@ class Bench:
 
     def compare(self, name: str, folder: Path, whole: Path) -> None:
         """The set must be the single engine's."""
+        if left := left_behind():
+            self.faults.append(f"{name}: processes left behind: {left}")
         verify = [sys.executable, "-m", "pipeline", "verify", folder, "--model", self.root / "model", "--sample", "8"]
         if self.start(verify).wait(SECONDS):
             self.faults.append(f"{name}: verify: {self.said()}")
@@ -166,6 +170,22 @@ def stamps(folder: Path) -> dict[str, tuple[int, int]]:
 def written_again(before: dict[str, tuple[int, int]], after: dict[str, tuple[int, int]]) -> int:
     """Rows whose file is gone or another one."""
     return sum(after.get(name) != stamp for name, stamp in before.items())
+
+
+def adopt_orphans() -> None:
+    """Processes whose parent dies become this one's, where they can be counted. Linux only."""
+    ctypes.CDLL(None, use_errno=True).prctl(36, 1, 0, 0, 0)
+
+
+def left_behind(seconds: float = 20.0) -> list[str]:
+    """Processes of a run that has ended, after they had time to end, too."""
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        alive = [name or str(pid) for pid, name in below(os.getpid()) if identity(pid)]
+        if not alive:
+            return []
+        time.sleep(0.5)
+    return alive
 
 
 def below(pid: int) -> list[tuple[int, str]]:
@@ -319,6 +339,7 @@ def main() -> int:
     if options.measure:
         measure(*options.measure)
         return 0
+    adopt_orphans()
     with tempfile.TemporaryDirectory(prefix="live-scale-") as name:
         root = options.folder or Path(name)
         root.mkdir(parents=True, exist_ok=True)
