@@ -12,6 +12,8 @@ nox -s mutate-files          ten thousand damaged files to every reader
 nox -s live-formats          our data sets, read by the trainers' own dataset classes
 nox -s live-train            the trainers of four speculators releases take twenty steps on our data
 nox -s bench-loader          training batches read by our loader and by theirs, as a ratio
+nox -s live-scale            replicas of real vLLM on Ray: killed, resized, compared; the simulation against the clock
+nox -s simulate              how long a large extraction takes; writes the figures of docs/scale.md
 nox -s lint docs
 """
 
@@ -334,3 +336,22 @@ def live_crash(session: nox.Session) -> None:
     install_speculators(session, "0.4.0.1")
     install_self(session)
     session.run("python", "tests/live_crash.py", *session.posargs, env=cache_for(DEMO))
+
+
+@nox.session(name="live-scale", python=interpreter(DEMO))
+def live_scale(session: nox.Session) -> None:
+    """`extract --replicas` on this machine (about 8 minutes on two cores), then Ray Train's launcher."""
+    install_vllm(session, DEMO)
+    install_self(session, "ray>=2.40", "datasets>=4,<5", "pytest>=8", *READERS)
+    output = ROOT / "benchmarks" / "results" / "scale" / f"vllm-{DEMO}-cpu.json"
+    session.run("python", "tests/live_scale.py", "--output", str(output), *session.posargs, env=cache_for(DEMO))
+    session.run("python", "-m", "contract_tests.docs")
+    session.run("pytest", "-q", "tests/test_training_launch.py", env={"OMP_NUM_THREADS": "1"})
+
+
+@nox.session
+def simulate(session: nox.Session) -> None:
+    """The figures of docs/scale.md; with arguments, those of another run (`-- --help`)."""
+    install_self(session, *READERS)
+    session.run("python", "-m", "pipeline.scale", *session.posargs)
+    session.run("python", "-m", "contract_tests.docs")

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from contract_tests import performance_page, support_page, touchpoints_page
+from contract_tests import performance_page, scale_page, support_page, touchpoints_page
 from contract_tests.gate import retrodiction
 
 ROOT = Path(__file__).parents[1]
@@ -17,6 +17,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/touchpoints.md": touchpoints_page.render,
     "docs/performance.md": performance_page.render,
     "docs/retrodiction.md": retrodiction.render,
+    "docs/scale.md": scale_page.render,
     "docs/support.md": support_page.render,
     "docs/support.svg": support_page.picture,
 }

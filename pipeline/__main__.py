@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from pipeline import config as options
+from pipeline import training_launch
 from pipeline.commands import extract_options as storing
 from pipeline.commands import prepare_options as preparing
 from pipeline.commands.check_draft import check_draft_command
@@ -173,6 +174,9 @@ def extract(
     max_num_batched_tokens: Annotated[
         int | None, typer.Option(help="direct: tokens of one step (default: vLLM's).")
     ] = None,
+    replicas: storing.Replicas = None,
+    ray_address: storing.RayAddress = "local",
+    max_restarts: storing.MaxRestarts = 10,
     status: storing.StatusOnly = False,
 ) -> None:
     """Compute hidden states; run it again to go on where it stopped."""
@@ -183,7 +187,7 @@ def extract(
         model_path, prepared_data, output_dir, batch_size, max_seq_len, tp_size, gpu_memory_utilization,
         ids, layer_convention, engine, dtype, trust_remote_code, format, rows_per_file, store_dtype, vocab,
         max_bad, preflight, preflight_against, shard, min_free, ignore_space, check_content,
-        enforce_eager, max_num_batched_tokens,
+        enforce_eager, max_num_batched_tokens, replicas, ray_address, max_restarts,
     )  # fmt: skip
     if status:
         for line in status_lines(stage.status(config), output_dir):
@@ -203,6 +207,8 @@ def extract(
         _print(f"{result.cut_rows} rows are stored cut, ids and mask alike")
     if result.bad_rows:
         _print(f"{result.bad_rows} rows left out: their states cannot be right (bad_rows*.jsonl names them)")
+    if result.restarts:
+        _print(f"{result.restarts} replicas died and were replaced")
     if not result.complete:
         _print("rows of other shards are still missing")
 
@@ -385,6 +391,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         with _signals_raise():
             refuse_empty_values(given)
+            if training_launch.wanted(given):
+                training_launch.launch(given[1:])
+                return
             app(spread_lists(given))
     except Stopped as stop:
         name = signal.Signals(stop.number).name

@@ -112,6 +112,12 @@ class ExtractConfig:
     """Direct engine: uncompiled; None: on a CPU only."""
     max_num_batched_tokens: int | None = None
     """Direct engine: tokens of one step; None leaves it to vLLM."""
+    replicas: int | None = None
+    """Direct engines that Ray runs side by side; None: one engine, without Ray."""
+    ray_address: str = "local"
+    """``local``: Ray is started on this machine; ``auto``: the cluster that it belongs to; or host:port."""
+    max_restarts: int = 10
+    """Replicas that may die and be replaced in one run."""
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import itertools
 import os
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from pipeline import disk, duration, manifest, run_history
 from pipeline.bad_rows import BadRow, refuse_too_many
@@ -19,10 +19,9 @@ from pipeline.config import ExtractConfig
 from pipeline.content_checks import fault_of_states
 from pipeline.engines import DIRECT, Engine, open_engine
 from pipeline.engines.direct import StreamingEngine, open_streaming
-from pipeline.engines.row_sink import RowSinkSettings
 from pipeline.finishing import finish_formats, vocabulary_of
 from pipeline.formats.stores import Claim
-from pipeline.job import Job, engine_options, plan_job, refuse_foreign_folder, settings_of
+from pipeline.job import Job, engine_options, plan_job, refuse_foreign_folder, row_sink_settings, settings_of
 from pipeline.lock import shared
 from pipeline.preflight import choose, preflight
 from pipeline.progress import StageProgress, console, heartbeat, stage_progress
@@ -31,6 +30,9 @@ from pipeline.row_storage import Storage
 from pipeline.writing import writing
 from shims.direct.engine import Settled
 from shims.errors import SinkError, SpecshimError
+
+if TYPE_CHECKING:
+    from pipeline.replicas.supervisor import Life
 
 _NAMED = 10
 """Rows named one by one; the rest is counted."""
@@ -56,6 +58,10 @@ class Extracted:
     seconds: float = 0.0
     """Computing time, without loading the model."""
     computed_tokens: int = 0
+    restarts: int = 0
+    """Replicas that died and were replaced."""
+    lives: list[Life] = field(default_factory=list)
+    """Every replica that was started, of --replicas."""
 
     def counts(self) -> dict[str, int]:
         """The numbers for the manifest: the data's, not this run's."""
@@ -70,14 +76,18 @@ def extract(config: ExtractConfig) -> Extracted:
         DiskFull: the space ended; finished rows stay.
         SpecshimError: a batch failed or gave impossible states; finished rows stay.
     """
+    if config.replicas is not None:
+        from pipeline.replicas.run import extract_with_replicas
+
+        return extract_with_replicas(config)
     job = plan_job(config)
     mapping = vocabulary_of(config.vocab, job.model.fingerprint)
-    _say(job)
+    say_plan(job)
     with shared(config.output_dir, job.shard):
         settings = settings_of(job)
         refuse_foreign_folder(job, settings)
         rows = job.rows()
-        result = _survey(job, rows)
+        result = survey(job, rows)
         missing = result.missing
         done = Extracted(result.rows, result.tokens, result.cut_rows, result.done, redone_rows=len(result.damaged))
         record = manifest.compose("extract", with_plan=True, **settings)
@@ -85,7 +95,7 @@ def extract(config: ExtractConfig) -> Extracted:
         if missing or result.damaged:
             missing = result.to_compute
             stack = run_history.stack_name(record)
-            _say_estimate(job, rows, missing, stack)
+            say_estimate(job, rows, missing, stack)
             # First of all, so that a stack that cannot do it leaves the folder as it was.
             with heartbeat("loading the model"):
                 engine = _open(job, stack)
@@ -96,28 +106,14 @@ def extract(config: ExtractConfig) -> Extracted:
                 _compute(job, rows, engine, missing, stack, done)
             finally:
                 engine.close()
-        _finish(job, rows, record, run, done, mapping)
+        finish(job, rows, record, run, done, mapping)
     return done
 
 
 def _open(job: Job, stack: str) -> Engine | StreamingEngine:
     if job.engine != DIRECT:
         return open_engine(job.engine, engine_options(job))
-    header = {name: text for name, text in job.header(0).items() if name != "row"} | {"stack": stack}
-    settings = RowSinkSettings(
-        folder=str(job.config.output_dir),
-        format=job.format.name,
-        rows_per_file=job.config.rows_per_file,
-        prepared_data=str(job.config.prepared_data),
-        row_limit=job.row_limit,
-        dtype=job.dtype,
-        store_dtype=job.store_dtype,
-        last_state=job.last_state,
-        model=str(job.model.path),
-        trust_remote_code=job.config.trust_remote_code,
-        header=header,
-    )
-    return open_streaming(engine_options(job), settings)
+    return open_streaming(engine_options(job), row_sink_settings(job, stack))
 
 
 def _compute(
@@ -184,7 +180,7 @@ def _left_out(job: Job, rows: RowSet, bad: BadRow) -> None:
     refuse_too_many(rows.bad, job.config.max_bad, bad)
 
 
-def _finish(
+def finish(
     job: Job, rows: RowSet, record: dict[str, Any], run: int | None, done: Extracted, mapping: tuple[Any, Any] | None
 ) -> None:
     """Complete the manifest; the last of several shards, and only that, finds all rows there."""
@@ -217,7 +213,8 @@ def status(config: ExtractConfig) -> Survey:
     return job.rows().survey(job.owns, content=config.check_content)
 
 
-def _survey(job: Job, rows: RowSet) -> Survey:
+def survey(job: Job, rows: RowSet) -> Survey:
+    """What is there of the rows that this process computes; said to the user."""
     found = rows.survey(job.owns, content=job.config.check_content)
     for index, damage in list(found.damaged.items())[:_NAMED]:
         console.print(f"row {index} is computed again: {damage}", highlight=False, soft_wrap=True)
@@ -247,7 +244,7 @@ def _preflight(job: Job, rows: RowSet, engine: Engine | StreamingEngine, missing
     )
 
 
-def _say_estimate(job: Job, rows: RowSet, missing: Sequence[int], stack: str) -> None:
+def say_estimate(job: Job, rows: RowSet, missing: Sequence[int], stack: str) -> None:
     """Print what is still to come in bytes and time; refuse what does not fit."""
     folder = job.config.output_dir
     lengths = rows.lengths(missing)
@@ -274,7 +271,8 @@ def _say_estimate(job: Job, rows: RowSet, missing: Sequence[int], stack: str) ->
         disk.refuse_what_does_not_fit(folder, needed, files, reserve, "--ignore-space")
 
 
-def _say(job: Job) -> None:
+def say_plan(job: Job) -> None:
+    """Print layers, dtype, and how many rows are cut."""
     given = job.config.layer_ids
     source = "default: what vLLM's EAGLE-3 serving reads, and the last layer" if given is None else "given"
     if given is not None and list(given) != sorted(given):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from pipeline.bad_rows import BadRows
 from pipeline.config import ExtractConfig
 from pipeline.devices import computing_dtype
 from pipeline.engines import EngineOptions, check_engine, chosen, max_tokens
+from pipeline.engines.row_sink import RowSinkSettings
 from pipeline.formats import Wanted, float8
 from pipeline.formats.registry import NORMED, RESIDUAL, Format, get_format, recognised
 from pipeline.formats.sidecars import check_datasets_installed
@@ -96,6 +98,7 @@ def plan_job(config: ExtractConfig) -> Job:
         UsageError: naming the flag, or the file and line.
     """
     _check_numbers(config)
+    _refuse_object_store(config)
     form = get_format(config.format)
     model = read_model(config.model_path)
     refuse_remote_code(model, config.trust_remote_code)
@@ -145,6 +148,19 @@ def _check_numbers(config: ExtractConfig) -> None:
     if config.store_dtype not in STORE_DTYPES:
         raise UsageError("--store-dtype", ", ".join(STORE_DTYPES), repr(config.store_dtype), "use one of these")
     check_options(config.preflight, config.preflight_against)
+
+
+def _refuse_object_store(config: ExtractConfig) -> None:
+    """A row is made durable by a rename and guarded by a lock of the file system; an object store has neither."""
+    found = re.match(r"[a-z][a-z0-9+.-]+:/", str(config.output_dir))
+    if found:
+        raise UsageError(
+            "--output-dir",
+            "a folder of a file system, local or shared (NFS, Lustre, …)",
+            f"an address, {found[0]}/…",
+            "write to a file system that all machines share, then copy the finished folder there; --format sharded "
+            "makes few large files",
+        )
 
 
 def settings_of(job: Job) -> dict[str, Any]:
@@ -212,4 +228,25 @@ def engine_options(job: Job) -> EngineOptions:
         trust_remote_code=job.config.trust_remote_code,
         enforce_eager=job.config.enforce_eager,
         max_num_batched_tokens=job.config.max_num_batched_tokens,
+    )
+
+
+def row_sink_settings(job: Job, stack: str) -> RowSinkSettings:
+    """What the direct engine's worker has to know to write rows.
+
+    Args:
+        stack: for the rows' headers, see `pipeline.run_history`.
+    """
+    return RowSinkSettings(
+        folder=str(job.config.output_dir),
+        format=job.format.name,
+        rows_per_file=job.config.rows_per_file,
+        prepared_data=str(job.config.prepared_data),
+        row_limit=job.row_limit,
+        dtype=job.dtype,
+        store_dtype=job.store_dtype,
+        last_state=job.last_state,
+        model=str(job.model.path),
+        trust_remote_code=job.config.trust_remote_code,
+        header={name: text for name, text in job.header(0).items() if name != "row"} | {"stack": stack},
     )

@@ -111,6 +111,14 @@ def queued(file: Path) -> Iterator[None]:
         yield
 
 
+def signature(folder: Path) -> str:
+    """Who wrote to ``folder`` last, or is writing; "" where nobody did. Needs no lock."""
+    try:
+        return (folder / _NAME).read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
+
+
 def holder(folder: Path) -> str | None:
     """Who is writing to ``folder`` now; None when nobody is. Changes nothing."""
     if not (folder / _ENTRY).is_file():

@@ -75,6 +75,7 @@ _RUNS = {
         ended=_text("UTC, ISO 8601"),
         engine=_maybe(_text("which engine computed")),
         shard=_text("i/n; 1/1 is everything"),
+        replica=_number("which of --replicas, from 1; each has a run of its own"),
         rows=_number("rows it wrote"),
         tokens=_number("tokens it computed"),
         seconds=_number("computing time, without loading the model", "number"),

@@ -305,6 +305,21 @@ def test_a_damaged_row_of_a_full_shard_is_replaced_and_the_others_stay(tmp_path:
     assert all(same(again.read(index), written[index]) for index in range(3))
 
 
+def test_a_writer_of_many_shards_holds_few_files_open(tmp_path: Path) -> None:
+    """The worker of an engine writes for another process, and cannot know which shards are full."""
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    (tmp_path / "shards").mkdir()
+    store = get_format("sharded").open(tmp_path, 2)
+    for index in [*range(0, 200, 2), *range(1, 200, 2)]:
+        store.write(index, plain_row(), {"row": str(index)})
+        assert len(list(Path("/proc/self/fd").iterdir())) < before + 40
+    store.close()
+    again = get_format("sharded").open(tmp_path, 2)
+    again.begin(Claim(200))
+    again.close()
+    assert again.indices() == list(range(200)) and not list(tmp_path.rglob("*.part"))
+
+
 def test_rows_left_out_do_not_keep_a_shard_open(tmp_path: Path) -> None:
     store, absent = get_format("sharded").open(tmp_path, 3), {1}
     store.begin(Claim(3, absent=absent))

@@ -35,3 +35,11 @@ CheckContent = Annotated[
 StatusOnly = Annotated[
     bool, typer.Option("--status", help="Print what is done, missing and damaged, and change nothing.")
 ]
+Replicas = Annotated[
+    int | None,
+    typer.Option(help="direct: engines side by side, each on --tp-size GPUs; needs Ray (pip install 'specshim[ray]')."),
+]
+RayAddress = Annotated[
+    str, typer.Option(help="local: Ray on this machine alone; auto: the cluster it belongs to; or host:port.")
+]
+MaxRestarts = Annotated[int, typer.Option(help="Replicas that may die and be replaced in one run.")]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from pipeline.engines import EngineOptions
-from pipeline.engines.row_sink import PROBE, REFERENCE, RowSinkSettings, probe_path
+from pipeline.engines.row_sink import PROBE, RowSinkSettings, probe_path
 from pipeline.formats.hs_safetensors import read_row
 from shims.direct.engine import DirectEngine, DirectOptions, Settled
 from shims.errors import SpecshimError
@@ -31,7 +31,7 @@ class StreamingEngine:
             DirectOptions(
                 model=str(options.model.path),
                 native_ids=options.layers.native,
-                sink=REFERENCE,
+                sink=sink.reference,
                 sink_settings=sink.as_dict(),
                 max_model_len=options.max_tokens + 1,
                 dtype=options.dtype,

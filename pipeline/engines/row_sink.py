@@ -48,6 +48,11 @@ class RowSinkSettings:
     probes: str = ""
     """Folder for rows called ``probe-…``, which are written as computed, for the parent to look at."""
 
+    @property
+    def reference(self) -> str:
+        """`module:callable` of the sink that takes these settings."""
+        return REFERENCE
+
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 

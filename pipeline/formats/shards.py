@@ -30,6 +30,9 @@ _MEMBER = re.compile(r"hs_(\d+)\.safetensors")
 _DISTRUSTED = 64
 """Members at a part's end whose content is read when it is opened again: they may not have been durable."""
 
+_OPEN_PARTS = 32
+"""Parts held open at once: a worker that writes for another process names none, and has thousands."""
+
 Extents = dict[int, tuple[int, int]]
 """Row -> (offset, size) of its safetensors file inside the shard."""
 
@@ -121,7 +124,7 @@ class ShardStore:
             first = number * self._rows_per_file
             if claim.owns(first) and self.locate(first).name.endswith(_PART):
                 self._part(number)
-        self._seal()
+                self._seal_if_full(number)
 
     def write(self, index: int, row: StateRow, header: Mapping[str, str]) -> int:
         """See :class:`pipeline.formats.stores.RowStore`."""
@@ -145,15 +148,25 @@ class ShardStore:
             self._parts.clear()
 
     def _seal(self) -> None:
+        for number in list(self._parts):
+            self._seal_if_full(number)
+
+    def _seal_if_full(self, number: int) -> None:
         # Whoever writes for another process (a worker of an engine) knows not how many rows there are.
         if self._claim is None:
             return
-        for number, part in list(self._parts.items()):
-            first = number * self._rows_per_file
-            rows = set(range(first, min(first + self._rows_per_file, self._claim.total)))
-            if rows - part.extents.keys() <= self._claim.absent:
-                part.seal(self._shard(number))
-                del self._parts[number]
+        first = number * self._rows_per_file
+        rows = set(range(first, min(first + self._rows_per_file, self._claim.total)))
+        if rows - self._parts[number].extents.keys() <= self._claim.absent:
+            self._parts[number].seal(self._shard(number))
+            del self._parts[number]
+
+    def _let_go_of_oldest(self) -> None:
+        number = next(iter(self._parts))
+        self._parts[number].sync()
+        self._seal_if_full(number)
+        if number in self._parts:
+            self._parts.pop(number).close()
 
     def _part(self, number: int) -> _Part:
         if number not in self._parts:
@@ -163,6 +176,8 @@ class ShardStore:
                 if not part.exists():
                     _copy(path, part, _good(path))
                 path.unlink()
+            if len(self._parts) >= _OPEN_PARTS:
+                self._let_go_of_oldest()
             self._parts[number] = _Part(part)
         return self._parts[number]
 

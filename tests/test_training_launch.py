@@ -1,0 +1,82 @@
+"""`specshim train --nnodes`: the launchers start equal processes that find each other, and tell of those that fail."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipeline import training_launch
+from pipeline.training_launch import Launch, launch, parse, torchrun, wanted
+from shims.errors import SpecshimError, UsageError
+
+RANKS = str(Path(__file__).parent / "ranks.py")
+
+
+def test_only_a_training_on_nodes_is_launched() -> None:
+    assert wanted(["train", "--data", "d", "--nnodes", "2"]) and wanted(["train", "--nnodes=2"])
+    assert not wanted(["train", "--data", "d"]) and not wanted(["extract", "--nnodes", "2"]) and not wanted([])
+
+
+def test_the_launchers_options_are_taken_and_the_rest_is_passed_on() -> None:
+    how, rest = parse(
+        ["--data", "d", "--nnodes", "2", "--nproc-per-node=8", "--lr", "1e-4", "--rdzv-endpoint", "head:29500"]
+    )
+    assert how == Launch(2, 8, rdzv_endpoint="head:29500")
+    assert rest == ["--data", "d", "--lr", "1e-4"]
+    command = torchrun(how, ["-m", "pipeline", "train", *rest])
+    assert command[1:3] == ["-m", "torch.distributed.run"]
+    assert {"--nnodes=2", "--nproc-per-node=8", "--rdzv-endpoint=head:29500", "--rdzv-backend=c10d"} <= set(command)
+    assert command[-7:] == ["-m", "pipeline", "train", "--data", "d", "--lr", "1e-4"]
+    assert "--standalone" in torchrun(Launch(1, 2), ["x.py"])
+
+
+def test_processes_are_one_a_gpu_where_not_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
+    assert parse(["--nnodes", "1"])[0].nproc_per_node == 3
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert parse(["--nnodes", "1"])[0].nproc_per_node == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--nnodes", "0"], "--nnodes"),
+        (["--nnodes", "x"], "invalid int value"),
+        (["--nnodes", "2"], "--rdzv-endpoint"),
+        (["--nnodes", "1", "--nproc-per-node", "0"], "--nproc-per-node"),
+        (["--nnodes", "1", "--launcher", "slurm"], "invalid choice"),
+        (["--nnodes", "1", "--max-restarts", "-1"], "--max-restarts"),
+    ],
+)
+def test_what_cannot_be_launched_is_refused(arguments: list[str], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        launch(arguments)
+
+
+def test_torchrun_starts_processes_that_find_each_other(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    out = tmp_path / "seen.json"
+    launch(["--nnodes", "1", "--nproc-per-node", "2", "--max-restarts", "0", str(out), "--lr", "1"], [RANKS])
+    assert json.loads(out.read_text()) == {"size": 2, "total": 3, "local": "0", "given": ["--lr", "1"]}
+    with pytest.raises(SpecshimError, match="exit code"):
+        launch(["--nnodes", "1", "--nproc-per-node", "2", "--max-restarts", "0", str(out), "--fail"], [RANKS])
+
+
+def test_ray_train_starts_the_same_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("ray.train")
+    monkeypatch.setenv("RAY_TRAIN_STORAGE_PATH", str(tmp_path))
+    out = tmp_path / "seen.json"
+    common = ["--nnodes", "1", "--nproc-per-node", "2", "--launcher", "ray", "--ray-address", "local"]
+    launch([*common, "--max-restarts", "0", str(out), "--lr", "1"], [RANKS])
+    assert json.loads(out.read_text()) == {"size": 2, "total": 3, "local": "0", "given": ["--lr", "1"]}
+    with pytest.raises(SpecshimError, match="exit code 3"):
+        launch([*common, "--max-restarts", "0", str(out), "--fail"], [RANKS])
+    with pytest.raises(UsageError, match="CPU cores"):
+        launch(["--nnodes", "9", "--nproc-per-node", "99", *common[4:]], [RANKS])
+
+
+def test_the_program_is_the_training() -> None:
+    assert training_launch.PROGRAM == ("-m", "pipeline", "train")
