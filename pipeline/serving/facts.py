@@ -21,8 +21,6 @@ _SOURCES = "https://github.com/vllm-project/vllm/blob"
 _RUNNER = "vllm/v1/worker/gpu_model_runner.py"
 _RUNNER_V2 = "vllm/v1/worker/gpu/spec_decode/eagle/eagle3_utils.py"
 _SPECULATORS = "vllm/transformers_utils/configs/speculators/algos.py"
-_DRAFT = "vllm/model_executor/models/llama_eagle3.py"
-_CONFIG = "vllm/config/speculative.py"
 
 
 @dataclass(frozen=True)
