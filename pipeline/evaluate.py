@@ -24,7 +24,7 @@ def evaluate(config: EvaluateConfig) -> Results:
     with exclusive(config.output_dir):
         task = task_of(config, checked)
         results = Results(
-            str(checked.draft.path), str(checked.verifier.path), task.steps, task.layers,
+            str(checked.draft.path), str(checked.verifier.path), task.steps, task.layers, checked.trained.layers,
             [finding.found for finding in checked.mismatches],
         )  # fmt: skip
         drafts = {DRAFT: task.fed}

@@ -199,7 +199,7 @@ def test_shifted_ids_are_refused_and_when_forced_are_visibly_worse(
     right = evaluate(place.config("right"))
     assert own.layers == forced.layers == SHIFTED and own.forced
     assert first_share(own) == first_share(forced) < first_share(right) / 2
-    assert "undertrained" in forced.verdict().words
+    assert forced.verdict().words == ("mismatched", "undertrained", "not served")
 
 
 def test_what_is_finished_is_kept_and_what_changed_is_made_again(

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from pipeline.evaluation.plot import draw, read_losses
 from pipeline.evaluation.report import summary, text_of, write_report
 from pipeline.evaluation.request import DRAFT, NGRAM, NONE, EngineAnswer, EngineRequest, first_difference, speculation
 from pipeline.evaluation.results import Results, acceptance_in
-from pipeline.evaluation.serving import ask, reason
+from pipeline.evaluation.serving import ask, layers_said, reason
 from pipeline.evaluation.verdict import AGREES, MISMATCHED, NOT_SERVED, UNCLEAR, UNDERTRAINED, judge, meaning
 from shims.errors import SpecshimError
 
@@ -51,6 +52,38 @@ def test_the_verdict(promised: Acceptance | None, served: Acceptance | None, wor
     assert found.words == words
     assert len(found.reasons) == len(words) and len(meaning(found.words)) == len(words)
     assert set(found.as_dict()["limits"]) >= {"undertrained_below_first_token", "mismatched_below_share"}
+
+
+def test_a_draft_that_was_fed_other_layers_is_mismatched_whatever_the_numbers() -> None:
+    found = judge(GOOD, GOOD, fed=(3, 5, 6), trained=(2, 4, 5))
+    assert found.words == (MISMATCHED,)
+    assert "fed layers 3 5 6, and trained on 2 4 5" in found.reasons[0]
+    assert judge(BAD, BAD, fed=(3, 5, 6), trained=(2, 4, 5)).words == (MISMATCHED, UNDERTRAINED)
+    assert judge(GOOD, None, fed=(3, 5, 6), trained=(2, 4, 5)).words == (MISMATCHED, NOT_SERVED)
+    assert judge(GOOD, GOOD, fed=(5, 4, 2), trained=(2, 4, 5)).words == (AGREES,)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("(Worker pid=1) INFO 11-29 [gpu_model_runner.py:5243] Using auxiliary layers from speculative config: "
+         "(2, 15, 27)", ([2, 15, 27], "V1")),
+        ("INFO 11-29 [eagle3_utils.py:28] Using Eagle3 auxiliary layers from model: (2, 15, 27)",
+         ([2, 15, 27], "V2")),
+        ("nothing of the kind", ([], None)),
+    ],
+)  # fmt: skip
+def test_which_layers_a_server_says_it_uses(line: str, said: tuple[list[int], str | None]) -> None:
+    assert layers_said(f"first\n{line}\nlast") == said
+
+
+def test_the_servers_own_words_count_for_more_than_what_was_expected() -> None:
+    results = _results()
+    results.trained = (2, 4, 5)
+    assert results.verdict().words == (AGREES,)
+    results.engines[DRAFT] = replace(results.engines[DRAFT], layers=[3, 5, 6], runner="V2")
+    assert results.verdict().words == (MISMATCHED,)
+    assert "The server says that layers 3 5 6 feed the draft (runner V2)." in text_of(results, picture=False)
 
 
 def _results() -> Results:

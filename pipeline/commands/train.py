@@ -66,7 +66,10 @@ def train(
         bool, typer.Option("--trust-remote-code", help="Run Python code that the model folder brings.")
     ] = False,
 ) -> None:
-    """Train an EAGLE-3 draft with speculators' own model and trainer; run it again to go on where it stopped."""
+    """Train an EAGLE-3 draft with speculators' own model and trainer.
+
+    Run it again to go on where it stopped.
+    """
     from pipeline.config_file import merged
     from pipeline.train import train as run
     from pipeline.training_recipes import RECIPES

@@ -104,6 +104,13 @@ def _served(results: Results) -> list[str]:
             f"{answer.tokens_per_step:.3f}",
         ]
         lines.append(_row(kind, *cells, answer.acceptance, steps=results.steps))
+    said = [
+        f"The server says that layers {' '.join(map(str, answer.layers))} feed the {kind} "
+        f"(runner {answer.runner or 'unknown'})."
+        for kind, answer in results.engines.items()
+        if answer.layers
+    ]
+    lines += ["", *said] if said else []
     gaps = [f"{gap:.1e}" for found in results.gaps.values() for gap in found]
     if gaps:
         lines += [

@@ -45,6 +45,10 @@ class EngineAnswer:
     gaps: list[float] = field(default_factory=list)
     """Of each answer's first token: by how much the best one beats the next, in log probability."""
     stack: dict[str, str] = field(default_factory=dict)
+    layers: list[int] = field(default_factory=list)
+    """Native ids of the verifier's layers that fed the draft, in the server's own words; empty where it said none."""
+    runner: str | None = None
+    """The model runner that said so."""
 
     @property
     def tokens(self) -> int:

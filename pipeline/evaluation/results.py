@@ -23,6 +23,8 @@ class Results:
     steps: int
     layers: tuple[int, ...]
     """Native ids that the draft was fed, teacher-forced and served."""
+    trained: tuple[int, ...] | None = None
+    """Native ids that the draft was trained on; None where nobody says."""
     forced: list[str] = field(default_factory=list)
     """What `check-draft` refused, and --force passed over."""
     teacher_forced: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -47,8 +49,13 @@ class Results:
         return answer.acceptance if answer else None
 
     def verdict(self) -> Verdict:
-        """What the two say together."""
-        return judge(self.promised(), self.served())
+        """What the two say together, and the layers."""
+        return judge(self.promised(), self.served(), fed=self.fed(), trained=self.trained)
+
+    def fed(self) -> tuple[int, ...]:
+        """Native ids that fed the draft: in the server's own words, where one was run."""
+        answer = self.engines.get(DRAFT)
+        return tuple(answer.layers) if answer and answer.layers else self.layers
 
     def speed_up(self, kind: str) -> float | None:
         """Tokens per second over those without speculation."""
@@ -72,6 +79,7 @@ class Results:
             "verifier": self.verifier,
             "draft_tokens_a_step": self.steps,
             "layers_native": list(self.layers),
+            "layers_trained_on": list(self.trained) if self.trained else None,
             "forced": self.forced,
             "verdict": self.verdict().as_dict(),
             "teacher_forced": self.teacher_forced,
@@ -91,6 +99,8 @@ class Results:
             "same_answers": list(same) if same else None,
             "gaps_where_they_differ": self.gaps.get(kind, []),
             "drafts": answer.drafts,
+            "layers_it_said": answer.layers,
+            "runner": answer.runner,
             "acceptance": found.as_dict() if found else None,
             "stack": answer.stack,
         }

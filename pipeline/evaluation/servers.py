@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
@@ -16,9 +17,11 @@ from pipeline.evaluation.serving import ask
 from pipeline.evaluation.task import FILES, SEED, Task, chosen_rows, facts_of
 from pipeline.progress import console
 from pipeline.serving.draft_folder import DraftFolder
-from shims.errors import SpecshimError
+from shims.errors import SpecshimError, UsageError
 from shims.versions import installed
 
+_DECIDING = ("VLLM_USE_V2_MODEL_RUNNER", "VLLM_ATTENTION_BACKEND")
+"""Settings of the environment that decide what runs."""
 _MARGIN = 16
 """Tokens of context beyond prompt and answer, for the draft's own."""
 
@@ -36,11 +39,14 @@ def serve(task: Task, results: Results, drafts: Mapping[str, DraftFolder]) -> li
         prompts = asking.of_file(config.prompts, task.verifier, config.max_prompts, config.trust_remote_code)
     else:
         prompts = asking.of_rows(chosen_rows(task))[: config.max_prompts]
+    if not prompts:
+        raise UsageError("--data", "rows with something before the answer", "none", "give questions: --prompts FILE")
     for kind in (NONE, NGRAM, *drafts):
         draft = drafts.get(kind)
         request = _request(task, kind, draft, prompts)
         made_from = request.as_dict() | (facts_of(task, draft) if draft else {"verifier": task.verifier.fingerprint})
         made_from["versions"] = manifest.installed_versions()
+        made_from["environment"] = {name: os.environ.get(name) for name in _DECIDING}
         try:
             found = task.parts.get(
                 f"served_{FILES[kind]}", made_from,

@@ -10,15 +10,19 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pipeline.atomic import write_text
 from pipeline.evaluation.request import EngineAnswer, EngineRequest
 from pipeline.progress import heartbeat
+from pipeline.serving.facts import V1, V2
 from shims.errors import SpecshimError
 
 _ERROR = re.compile(r"^(?:\([^)]*\) )?(?:ERROR [^\]]*\] )?((?:[\w.]+(?:Error|Exception|Failure)|AssertionError)\b.*)$")
+_LAYERS = re.compile(r"\[(?P<file>\w+)\.py:\d+\] Using (?:Eagle3 )?auxiliary layers from [\w ]+: \((?P<ids>[\d, ]+)\)")
+_RUNNERS = {"gpu_model_runner": V1, "eagle3_utils": V2}
 _LAST_LINES = 400
 
 
@@ -46,7 +50,20 @@ def ask(request: EngineRequest, folder: Path, name: str) -> EngineAnswer:
             f"exit code {code}: {reason(log.read_text(encoding='utf-8', errors='replace'))}",
             f"read {log}; what is finished is kept",
         )
-    return EngineAnswer(**json.loads(answered.read_text(encoding="utf-8")))
+    layers, runner = layers_said(log.read_text(encoding="utf-8", errors="replace"))
+    answer = EngineAnswer(**json.loads(answered.read_text(encoding="utf-8")))
+    return replace(answer, layers=layers, runner=runner)
+
+
+def layers_said(log: str) -> tuple[list[int], str | None]:
+    """The verifier's layers that the server says it feeds its draft, and the runner that says so; empty if none does.
+
+    Runner V1 says it of layers that a draft's config names (from 0.11.1 on), V2 of all.
+    """
+    found = _LAYERS.search(log)
+    if found is None:
+        return [], None
+    return [int(number) for number in found["ids"].replace(",", " ").split()], _RUNNERS.get(found["file"])
 
 
 def reason(log: str) -> str:
@@ -89,11 +106,12 @@ def _ended_with_us(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 def _environment() -> dict[str, str]:
     environment = {
-        "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "TOKENIZERS_PARALLELISM": "false",
     } | os.environ
+    # What it says goes to a file, and some of it is wanted.
+    environment["VLLM_LOGGING_LEVEL"] = "INFO"
     # With it set, each process of vLLM compiles thousands of files anew.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     return environment

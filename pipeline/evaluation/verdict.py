@@ -45,15 +45,26 @@ class Verdict:
         }
 
 
-def judge(teacher_forced: Acceptance | None, served: Acceptance | None) -> Verdict:
+def judge(
+    teacher_forced: Acceptance | None,
+    served: Acceptance | None,
+    *,
+    fed: Sequence[int] = (),
+    trained: Sequence[int] | None = None,
+) -> Verdict:
     """Compare what a draft should do with what it does.
 
     Args:
         teacher_forced: on texts of the verifier, as a server would walk them; None where that was not run.
         served: from a server's counters; None where no server was run, or none drafted.
+        fed: native ids of the layers that fed the draft.
+        trained: those that it has learned from; None where nobody says.
     """
     words: list[str] = []
     reasons: list[str] = []
+    if trained is not None and sorted(fed) != sorted(trained):
+        words.append(MISMATCHED)
+        reasons.append(f"it was fed layers {_list(fed)}, and trained on {_list(trained)}")
     if teacher_forced is not None and teacher_forced.conditional:
         first = teacher_forced.conditional[0]
         if first < LOW_FIRST_TOKEN:
@@ -69,8 +80,10 @@ def judge(teacher_forced: Acceptance | None, served: Acceptance | None) -> Verdi
         reasons.append("no teacher-forced numbers to compare the server's with")
     else:
         word, reason = _compared(teacher_forced, served)
-        words.append(word)
         reasons.append(reason)
+        # Fed the same wrong layers, the two agree on how little the draft is worth.
+        if MISMATCHED not in words:
+            words.append(word)
     return Verdict(tuple(words), tuple(reasons))
 
 
@@ -87,6 +100,10 @@ def _compared(promised: Acceptance, served: Acceptance) -> tuple[str, str]:
     if abs(missing) <= max(CLOSE * promised.length, ERRORS * error):
         return AGREES, f"{said}: they agree"
     return UNCLEAR, f"{said}: too far apart to agree, too close to call it a mismatch"
+
+
+def _list(ids: Sequence[int]) -> str:
+    return " ".join(map(str, ids))
 
 
 def meaning(words: Sequence[str]) -> list[str]:

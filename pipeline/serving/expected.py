@@ -108,5 +108,5 @@ def _notes(release: str) -> list[str]:
     if not facts.holds("ids-in-config", release):
         notes.append("it ignores the layer ids of a draft and always takes the verifier's defaults")
     if not facts.holds("cpu-speculation", release):
-        notes.append("its CPU backend has no speculative decoding (from 0.20 on)")
+        notes.append("its CPU backend cannot run speculative decoding (from 0.21 on it can)")
     return notes

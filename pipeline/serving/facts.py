@@ -21,8 +21,6 @@ _SOURCES = "https://github.com/vllm-project/vllm/blob"
 _RUNNER = "vllm/v1/worker/gpu_model_runner.py"
 _RUNNER_V2 = "vllm/v1/worker/gpu/spec_decode/eagle/eagle3_utils.py"
 _SPECULATORS = "vllm/transformers_utils/configs/speculators/algos.py"
-_DRAFT = "vllm/model_executor/models/llama_eagle3.py"
-_CONFIG = "vllm/config/speculative.py"
 
 
 @dataclass(frozen=True)
@@ -66,9 +64,9 @@ FACTS: tuple[Fact, ...] = (
     Fact("qwen3-draft-layers", ">=0.24", "draft layers may be of the kind qwen3", _link("0.24.0", _SPECULATORS)),
     Fact(
         "cpu-speculation",
-        ">=0.20",
-        "the CPU backend runs speculative decoding",
-        _link("0.20.0", "vllm/v1/worker/cpu_model_runner.py"),
+        ">=0.21",
+        "the CPU backend runs greedy speculative decoding; 0.20 tries, and its rejection kernel does not take its call",
+        _link("0.21.0", "vllm/utils/cpu_triton_utils.py"),
         "run",
     ),
 )
