@@ -350,7 +350,6 @@ def main() -> int:
         print(f"one engine on all cores: {speed['tokens'] / speed['seconds']:.0f} tokens/s", flush=True)
         calm = undisturbed(bench, whole)
         hurt = killed(bench, whole)
-        resized(bench, whole)
         compared = hold_against_the_clock(bench, calm, hurt) if hurt.lives else []
         if options.output:
             record = {
@@ -361,6 +360,7 @@ def main() -> int:
                 "runs": compared,
             }
             options.output.write_text(json.dumps(record, indent=1) + "\n")
+        resized(bench, whole)
     for fault in bench.faults:
         print(f"wrong: {fault}")
     print("nothing wrong" if not bench.faults else f"{len(bench.faults)} faults")
