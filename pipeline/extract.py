@@ -25,6 +25,7 @@ from pipeline.job import Job, engine_options, plan_job, refuse_foreign_folder, r
 from pipeline.lock import shared
 from pipeline.preflight import choose, preflight
 from pipeline.progress import StageProgress, console, heartbeat, stage_progress
+from pipeline.replicas.leases import wait_for_writers
 from pipeline.row_set import RowSet, Survey
 from pipeline.row_storage import Storage
 from pipeline.writing import writing
@@ -86,6 +87,7 @@ def extract(config: ExtractConfig) -> Extracted:
     with shared(config.output_dir, job.shard):
         settings = settings_of(job)
         refuse_foreign_folder(job, settings)
+        wait_for_writers(config.output_dir)
         rows = job.rows()
         result = survey(job, rows)
         missing = result.missing

@@ -142,6 +142,8 @@ def _with_ray_train(how: Launch, program: Sequence[str]) -> None:
                 f"it cannot be imported: {error}",
                 "pip install 'specshim[ray]', or --launcher torchrun",
             ) from error
+        # Loading torch on all machines from one file server takes longer than Ray's minute.
+        os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "600")
         gpus, cpus = (int(ray.cluster_resources().get(name, 0)) for name in ("GPU", "CPU"))
         workers = how.nnodes * how.nproc_per_node
         have, what = (gpus, "GPUs") if gpus else (cpus, "CPU cores")

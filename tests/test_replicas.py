@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from pipeline.replicas import supervisor as supervisor_module
 from pipeline.replicas.guardian import below, identity
-from pipeline.replicas.leases import Leases
+from pipeline.replicas.leases import Leases, wait_for_writers
 from pipeline.replicas.ledger import Ledger
 from pipeline.replicas.ray_cluster import _short, by_rank, cores_of
 from pipeline.replicas.replica import Answer
@@ -181,7 +181,7 @@ def test_a_process_that_keeps_a_chunk_ends_the_run(monkeypatch: pytest.MonkeyPat
         supervisor.run(Ledger(range(900), 16))
 
 
-def test_a_lease_ends_with_its_process(tmp_path: Path) -> None:
+def test_a_lease_ends_with_its_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = (
         "import sys, time; from pathlib import Path; from pipeline.replicas.leases import Leases; "
         "leases = Leases(Path(sys.argv[1])); leases.take(3); leases.take(4); print('held', flush=True); time.sleep(60)"
@@ -190,12 +190,16 @@ def test_a_lease_ends_with_its_process(tmp_path: Path) -> None:
     assert other.stdout is not None and other.stdout.readline() == "held\n"
     leases = Leases(tmp_path)
     assert leases.free(2) and not leases.free(3) and not leases.free(4) and leases.free(5)
-    for attempt in (lambda: leases.take(3, 0.3), lambda: leases.wait_for_all(0.3)):
+    monkeypatch.setattr(Leases.wait_for_all, "__defaults__", (0.3,))
+    for attempt in (lambda: leases.take(3, 0.3), leases.wait_for_all, lambda: wait_for_writers(tmp_path)):
         with pytest.raises(SpecshimError, match="an engine that an earlier run left behind"):
             attempt()
     other.kill()
     leases.take(3, 10)
     leases.wait_for_all(10)
+    wait_for_writers(tmp_path)
+    wait_for_writers(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
     other.wait()
 
 

@@ -8,6 +8,7 @@ https://man7.org/linux/man-pages/man2/fcntl_locking.2.html
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import time
@@ -18,6 +19,17 @@ from shims.errors import SpecshimError
 
 _NAME = ".lock-rows"
 _EVERY = 0.1  # seconds between two tries
+
+
+def wait_for_writers(folder: Path) -> None:
+    """Wait until no replica of an earlier run writes to ``folder``; a folder that had none is left as it is.
+
+    Raises:
+        SpecshimError: one still does after two minutes.
+    """
+    if (folder / _NAME).exists():
+        with contextlib.closing(Leases(folder)) as leases:
+            leases.wait_for_all()
 
 
 class Leases:
