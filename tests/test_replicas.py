@@ -24,9 +24,9 @@ from pipeline.replicas.guardian import below, identity
 from pipeline.replicas.leases import Leases, wait_for_writers
 from pipeline.replicas.ledger import Ledger
 from pipeline.replicas.ray_cluster import _short, by_rank, cores_of
-from pipeline.replicas.replica import Answer
+from pipeline.replicas.replica import Answer, _told
 from pipeline.replicas.supervisor import Event, Life, Owner, Supervisor
-from shims.errors import SpecshimError, UsageError
+from shims.errors import SinkError, SpecshimError, UsageError, WrongStatesError
 
 
 @settings(max_examples=200, deadline=None)
@@ -419,3 +419,17 @@ def test_another_folder_under_the_same_name_is_refused(place: Place, monkeypatch
         place.extract(engine="direct", replicas=1)
     monkeypatch.undo()
     assert json.loads(place.data.read_text().splitlines()[0])["input_ids"]
+
+
+@pytest.mark.parametrize(
+    ("error", "final"),
+    [
+        (SinkError("row", "to be written", "no space", "make room", 28), True),
+        (WrongStatesError("row", "its own", "another's", "report"), True),
+        (SpecshimError("engine", "to run", "died", "again"), False),
+        (ValueError("x"), False),
+    ],
+)
+def test_what_would_go_wrong_again_ends_the_run(error: Exception, final: bool) -> None:
+    told = _told(error)
+    assert told.final is final and told.error is not None and all(told.error)

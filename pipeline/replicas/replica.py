@@ -23,7 +23,7 @@ from pipeline.prepared import PreparedFile
 from pipeline.replicas.guardian import guard
 from pipeline.replicas.sink import LeasedSinkSettings
 from shims.direct.engine import Settled
-from shims.errors import SpecshimError, UsageError, WrongStatesError
+from shims.errors import SinkError, SpecshimError, UsageError, WrongStatesError
 
 _ANSWER_EVERY = 0.5  # seconds
 
@@ -157,4 +157,4 @@ def _told(error: Exception) -> Answer:
             "report this; finished rows are kept, so the same command goes on from here",
         )
     parts = (error.where, error.wanted, error.found, error.next_step)
-    return Answer(error=parts, final=isinstance(error, (UsageError, WrongStatesError)))
+    return Answer(error=parts, final=isinstance(error, (UsageError, WrongStatesError, SinkError)))
