@@ -229,12 +229,16 @@ def _text_only(model: str) -> dict[str, Any]:
 def _quiet() -> Iterator[None]:
     """No warnings of the renderer, which misses the tokenizer that rows of token ids do not need."""
     renderer = logging.getLogger("vllm.renderers.base")
-    before = renderer.level
-    renderer.setLevel(logging.ERROR)
+
+    # A filter, since vLLM configures its loggers anew while it starts, which puts their levels back.
+    def errors_only(record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.ERROR
+
+    renderer.addFilter(errors_only)
     try:
         yield
     finally:
-        renderer.setLevel(before)
+        renderer.removeFilter(errors_only)
 
 
 @contextlib.contextmanager
