@@ -1,9 +1,10 @@
 """kill -9 of real vLLM extractions: the same invariants as `crash.py`, at the few points that real starts allow.
 
 ``python tests/live_crash.py --engines stock direct``; `nox -s live-crash` runs it. Each engine computes a set
-undisturbed, then one that is killed ``--kills`` times with all its processes once some rows are on disk, and once
-by killing a worker alone. The resumed set must pass `verify` against transformers and equal the undisturbed one; a
-finished row must not be written again. Last, a real file system (where one can be mounted) gets full under a run.
+undisturbed, then one that is killed ``--kills`` times with all its processes once some rows are on disk, once by
+killing a worker alone, and once by killing the command alone, after which nothing may go on writing. The resumed set
+must pass `verify` against transformers and equal the undisturbed one; a finished row must not be written again. Last, a
+real file system (where one can be mounted) gets full under a run.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pipeline_fixtures import write_model, write_weights
 
 from pipeline import manifest
 from pipeline.formats.registry import open_rows
+from pipeline.guardian import below, identity
 
 ROWS = 160
 SECONDS = 300
@@ -72,8 +74,8 @@ class Runs:
         """The end of the log."""
         return (self.root / f"{self.engine}.log").read_text()[-length:]
 
-    def killed(self, folder: Path, rows: int, worker_only: bool) -> dict[str, int]:
-        """Kill a run once ``rows`` more rows are there.
+    def killed(self, folder: Path, rows: int, whom: str = "all") -> dict[str, int]:
+        """Kill a run once ``rows`` more rows are there: all of its processes, a worker, or the command alone.
 
         Returns:
             The files of finished rows, with the time of their last change.
@@ -85,7 +87,17 @@ class Runs:
             time.sleep(0.01)
         if process.poll() is not None:
             self.faults.append(f"ended with {process.returncode} before it could be killed")
-        elif worker_only:
+        elif whom == "command":
+            engine = below(process.pid)
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+            ends = time.monotonic() + 20
+            while any(map(identity, engine)) and time.monotonic() < ends:
+                time.sleep(0.05)
+            left = [_command(pid) for pid in engine if identity(pid)]
+            if left:
+                self.faults.append(f"the command was killed, and 20 s later there was still {left}")
+        elif whom == "worker":
             os.kill(youngest_child(process.pid), signal.SIGKILL)
             code = process.wait(SECONDS)
             said = self.said(3000)
@@ -151,8 +163,8 @@ def trial(root: Path, engine: str, kills: int) -> list[str]:
     runs.finish(whole)
     choose = random.Random(engine)
     before: dict[str, int] = {}
-    for number in range(kills + 1):
-        after = runs.killed(folder, choose.randint(3, 30), worker_only=number == kills)
+    for whom in (*["all"] * kills, "worker", "command"):
+        after = runs.killed(folder, choose.randint(3, 30), whom)
         again = [name for name, changed in before.items() if after.get(name) != changed]
         if again:
             runs.faults.append(f"written again: {again[:5]}")
@@ -171,8 +183,8 @@ def trial(root: Path, engine: str, kills: int) -> list[str]:
         )
     fill(runs, numbers(whole), sum(path.stat().st_size for path in files(whole)))
     print(
-        f"{engine}: {kills} kills of all processes and 1 of a worker; {len(after)} rows, {bits} with other last bits "
-        f"(largest relative difference {largest:.1e}); {runs.faults or 'nothing wrong'}",
+        f"{engine}: {kills} kills of all processes, 1 of a worker, 1 of the command; {len(after)} rows, "
+        f"{bits} with other last bits (largest relative difference {largest:.1e}); {runs.faults or 'nothing wrong'}",
         flush=True,
     )
     return runs.faults

@@ -34,8 +34,8 @@ from pipeline_fixtures import write_model, write_weights
 from pipeline import manifest
 from pipeline.config import ExtractConfig
 from pipeline.extract import extract
+from pipeline.guardian import identity
 from pipeline.prepared import PreparedFile
-from pipeline.replicas.guardian import identity
 from pipeline.scale.simulation import Setup, simulate
 
 SECONDS = 420

@@ -19,8 +19,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.guardian import below, identity
 from pipeline.replicas import supervisor as supervisor_module
-from pipeline.replicas.guardian import below, identity
 from pipeline.replicas.leases import Leases, wait_for_writers
 from pipeline.replicas.ledger import Ledger
 from pipeline.replicas.ray_cluster import _short, by_rank, cores_of
@@ -207,7 +207,7 @@ def test_a_lease_ends_with_its_process(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_what_a_replica_leaves_behind_is_ended(how: signal.Signals) -> None:
     code = (
-        "import subprocess, sys, time; from pipeline.replicas.guardian import guard; guard(); "
+        "import subprocess, sys, time; from pipeline.guardian import guard; guard(); "
         'inner = \'import subprocess, sys; p = subprocess.Popen([sys.executable, "-c", "input()"], '
         "stdin=subprocess.PIPE, start_new_session=True); print(p.pid, flush=True); p.wait()'; "
         "p = subprocess.Popen([sys.executable, '-c', inner], start_new_session=True); "
@@ -225,6 +225,25 @@ def test_what_a_replica_leaves_behind_is_ended(how: signal.Signals) -> None:
     while any(identity(pid) for pid in engine) and time.monotonic() < ends:
         time.sleep(0.05)
     assert not any(identity(pid) for pid in engine)
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are looked for in /proc")
+def test_of_several_children_the_named_ones_are_ended() -> None:
+    code = (
+        "import subprocess, sys; from pipeline.guardian import guard; "
+        "a, b = (subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True) "
+        "for _ in range(2)); guard([a.pid]); print(a.pid, b.pid, flush=True); a.wait()"
+    )
+    owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    ours, theirs = map(int, owner.stdout.readline().split())
+    owner.kill()
+    owner.wait()
+    ends = time.monotonic() + 10
+    while identity(ours) and time.monotonic() < ends:
+        time.sleep(0.05)
+    assert not identity(ours) and identity(theirs)
+    os.kill(theirs, signal.SIGKILL)
 
 
 def test_cores_are_shared_out_by_rank(monkeypatch: pytest.MonkeyPatch) -> None:

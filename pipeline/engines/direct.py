@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 from pipeline.engines import EngineOptions
 from pipeline.engines.row_sink import PROBE, RowSinkSettings, probe_path
 from pipeline.formats.hs_safetensors import read_row
+from pipeline.guardian import below, guard
 from shims.direct.engine import DirectEngine, DirectOptions, Settled
 from shims.errors import SpecshimError
 
@@ -27,6 +29,7 @@ class StreamingEngine:
     def __init__(self, options: EngineOptions, sink: RowSinkSettings) -> None:
         self._probes = tempfile.TemporaryDirectory(prefix="specshim-probes-")
         sink = replace(sink, probes=self._probes.name)
+        before = below(os.getpid())
         self._engine = DirectEngine(
             DirectOptions(
                 model=str(options.model.path),
@@ -43,6 +46,8 @@ class StreamingEngine:
             )
         )
         self.workers = self._engine.workers
+        # Killed alone, this process would leave behind workers that go on writing rows.
+        guard(below(os.getpid()).keys() - before)
 
     def stream(self, rows: Iterable[tuple[int, Sequence[int]]]) -> Iterator[Settled]:
         """Compute rows, in any order; see :meth:`shims.direct.engine.DirectEngine.run`."""

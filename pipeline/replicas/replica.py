@@ -17,10 +17,10 @@ from typing import Any
 from pipeline import manifest, run_history
 from pipeline.engines import EngineOptions
 from pipeline.engines.direct import StreamingEngine, open_streaming
+from pipeline.guardian import guard
 from pipeline.lock import signature
 from pipeline.model_info import read_model, sha256_file
 from pipeline.prepared import PreparedFile
-from pipeline.replicas.guardian import guard
 from pipeline.replicas.sink import LeasedSinkSettings
 from shims.direct.engine import Settled
 from shims.errors import SinkError, SpecshimError, UsageError, WrongStatesError

@@ -1,7 +1,8 @@
-"""Ends what a replica leaves behind when it is gone, however it went: the processes of its engine.
+"""Ends what a process leaves behind when it is gone, however it went: the processes of its engine.
 
-They would keep the GPU's memory, and the leases of its rows. Nobody tells a process that its grandparent was killed, so
-a process beside the replica looks. Linux only (it reads /proc); elsewhere what is left behind has to be ended by hand.
+They would keep the GPU's memory and the leases of rows, and go on writing rows beside the next run. Nobody tells a
+process that its grandparent was killed, so a process beside the owner looks. Linux only (it reads /proc); elsewhere
+what is left behind has to be ended by hand.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 _EVERY = 0.3  # seconds between two looks
@@ -19,13 +21,18 @@ _ROUNDS = 20
 """Looks at those that were ended: one that was being started in this moment is found at the next."""
 
 
-def guard() -> None:
-    """Have a process look after this one from now on; call it before the engine starts."""
+def guard(only: Collection[int] | None = None) -> None:
+    """Have a process look after this one from now on.
+
+    Args:
+        only: the processes to end, with those below them; None: all that are ever below this one.
+    """
     pid = os.getpid()
     start = identity(pid)
-    if start:
-        # It forks away at once, so that it is nobody's child and is not ended with the replica.
-        subprocess.run([sys.executable, "-m", __name__, str(pid), start], check=True, stdin=subprocess.DEVNULL)
+    if start and (only is None or only):
+        # It forks away at once, so that it is nobody's child and is not ended with its owner.
+        command = [sys.executable, "-m", __name__, str(pid), start, *map(str, only or ())]
+        subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
 
 
 def identity(pid: int) -> str:
@@ -50,11 +57,12 @@ def below(pid: int) -> dict[int, str]:
     return found
 
 
-def watch(owner: int, start: str) -> None:
-    """Wait for the end of a process, then end everything that was below it."""
-    known: dict[int, str] = {}
+def watch(owner: int, start: str, only: Collection[int] = ()) -> None:
+    """Wait for the end of a process, then end everything that was below it, or what is named."""
+    known = {pid: identity(pid) for pid in only}
     while identity(owner) == start:
-        known |= below(owner)
+        for parent in known.copy() if only else (owner,):
+            known |= below(parent)
         time.sleep(_EVERY)
     for _ in range(_ROUNDS):
         for pid in list(known):
@@ -70,11 +78,11 @@ def watch(owner: int, start: str) -> None:
 
 
 def main() -> None:
-    """`python -m pipeline.replicas.guardian PID START`"""
+    """`python -m pipeline.guardian PID START [PID…]`"""
     if os.fork():
         return
     os.setsid()
-    watch(int(sys.argv[1]), sys.argv[2])
+    watch(int(sys.argv[1]), sys.argv[2], [int(pid) for pid in sys.argv[3:]])
 
 
 if __name__ == "__main__":
