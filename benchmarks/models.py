@@ -93,12 +93,31 @@ SHAPES = {
 }
 
 
+# Prompts are token ids; a tokenizer is only asked for the id of its end token.
+_TOKENIZER = {
+    "version": "1.0",
+    "added_tokens": [],
+    "model": {"type": "WordLevel", "vocab": {"<unk>": 0, "<s>": 1, "</s>": 2}, "unk_token": "<unk>"},
+}
+_TOKENIZER_CONFIG = {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "unk_token": "<unk>",
+    "bos_token": "<s>",
+    "eos_token": "</s>",
+}
+
+
 def write(name: str, folder: Path) -> Path:
-    """Write the configuration of a shape below `folder`; returns its path."""
+    """Write the configuration of a shape, and a tokenizer, below `folder`; returns its path."""
     path = folder / name
     path.mkdir(parents=True, exist_ok=True)
     config = {**SHAPES[name].config, "torch_dtype": SHAPES[name].dtype}
-    (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    for file, content in (
+        ("config.json", config),
+        ("tokenizer.json", _TOKENIZER),
+        ("tokenizer_config.json", _TOKENIZER_CONFIG),
+    ):
+        (path / file).write_text(json.dumps(content), encoding="utf-8")
     return path
 
 

@@ -119,7 +119,6 @@ def stock(shape: Shape, path: Path, folder: Path, batch: int = 32) -> Any:
         import speculators.data_generation.vllm_hidden_states_generator as module
 
         module.LoadConfig = functools.partial(module.LoadConfig, load_format="dummy")
-        module.AutoTokenizer = _NoTokenizer
         generator = module.VllmHiddenStatesGenerator(
             str(path),
             layer_ids=[i - 1 for i in shape.layers],
@@ -134,16 +133,6 @@ def stock(shape: Shape, path: Path, folder: Path, batch: int = 32) -> Any:
 
     yield measured
     generator.executor.shutdown()
-
-
-class _NoTokenizer:
-    """The shapes have none; the generator asks it for one id."""
-
-    eos_token_id = 2
-
-    @classmethod
-    def from_pretrained(cls, *args: Any, **kwargs: Any) -> _NoTokenizer:
-        return cls()
 
 
 @contextmanager
