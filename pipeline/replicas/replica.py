@@ -149,9 +149,9 @@ class Replica:
 
 def _told(error: Exception) -> Answer:
     if not isinstance(error, SpecshimError):
-        place = traceback.extract_tb(error.__traceback__)[-1]
+        frames = traceback.extract_tb(error.__traceback__)
         error = SpecshimError(
-            f"{place.filename}:{place.lineno}",
+            f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "replica",
             "a replica to go on",
             f"{type(error).__name__}: {str(error).strip() or 'no message'}",
             "report this; finished rows are kept, so the same command goes on from here",
