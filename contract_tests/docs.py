@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from contract_tests import performance_page, scale_page, support_page, touchpoints_page
+from contract_tests import performance_page, scale_page, serving_page, support_page, touchpoints_page
 from contract_tests.gate import retrodiction
 
 ROOT = Path(__file__).parents[1]
@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[1]
 # Path in the repository -> what renders it. A new generated page is one more line here.
 PAGES: dict[str, Callable[[], str]] = {
     "docs/touchpoints.md": touchpoints_page.render,
+    "docs/evaluate.md": serving_page.render,
     "docs/performance.md": performance_page.render,
     "docs/retrodiction.md": retrodiction.render,
     "docs/scale.md": scale_page.render,

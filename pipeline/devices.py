@@ -24,6 +24,13 @@ def check_device(flag: str, device: str) -> None:
         raise UsageError(flag, f"a device of this machine (it has {count} of them)", device, "use cpu, or another one")
 
 
+def device_type(wanted: str) -> str:
+    """``auto`` becomes ``cuda`` where there is a GPU, else ``cpu``; another name stays."""
+    import torch
+
+    return wanted if wanted != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def computing_dtype(wanted: str, of_model: str) -> str:
     """The dtype to compute in.
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.devices import device_type
 from shims.errors import UsageError
 
 
@@ -35,10 +36,7 @@ class Ranks:
         Raises:
             UsageError: one device was named for several processes.
         """
-        import torch
-
-        if wanted == "auto":
-            wanted = "cuda" if torch.cuda.is_available() else "cpu"
+        wanted = device_type(wanted)
         if self.size > 1 and wanted.startswith("cuda:"):
             raise UsageError("--device", "cuda or auto under torchrun", wanted, "each process takes its own device")
         return f"cuda:{self.local}" if wanted == "cuda" and self.size > 1 else wanted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from shims.errors import WrongStatesError
@@ -28,6 +29,23 @@ def runner_kind(runner: Any) -> str:
 def model_of(runner: Any) -> Any:
     """The model itself: `get_model` looks through wrappers for graphs and micro-batches."""
     return runner.get_model() if hasattr(runner, "get_model") else runner.model
+
+
+def follow_batches(runner: Any, note: Callable[[list[str]], None]) -> None:
+    """Tell the order of each batch that the second runner makes.
+
+    Args:
+        runner: one whose kind is `v2`.
+        note: is given the request ids, in the order of the batch's rows.
+    """
+    prepare = runner.prepare_inputs
+
+    def prepare_inputs(*args: Any, **kwargs: Any) -> Any:
+        batch = prepare(*args, **kwargs)
+        note(list(batch.req_ids))
+        return batch
+
+    runner.prepare_inputs = prepare_inputs
 
 
 def decoder_stack(model: Any) -> Any:

@@ -112,11 +112,7 @@ class Runs:
 
 def youngest_child(pid: int) -> int:
     """The last process below ``pid``: a worker, where the engine has some, else the engine's core."""
-    found = [pid]
-    for child in found:
-        children = Path(f"/proc/{child}/task/{child}/children").read_text().split()
-        found += [int(number) for number in children if "resource_tracker" not in _command(int(number))]
-    return found[-1]
+    return [pid, *(child for child in below(pid) if "resource_tracker" not in _command(child))][-1]
 
 
 def _command(pid: int) -> str:

@@ -31,7 +31,7 @@ from typing import Any
 from live_crash import differences, files, numbers
 from pipeline_fixtures import write_model, write_weights
 
-from pipeline import manifest
+from pipeline import guardian, manifest
 from pipeline.config import ExtractConfig
 from pipeline.extract import extract
 from pipeline.guardian import identity
@@ -195,18 +195,15 @@ def left_behind(seconds: float = 20.0) -> list[str]:
 
 def below(pid: int) -> list[tuple[int, str]]:
     """All processes below one, with their command lines."""
-    found: list[tuple[int, str]] = [(pid, "")]
-    for parent, _ in found:
-        try:
-            children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-        except OSError:
-            continue
-        for child in children:
-            try:
-                found.append((int(child), Path(f"/proc/{child}/cmdline").read_bytes().decode(errors="replace")))
-            except OSError:
-                continue
-    return found[1:]
+    return [(child, command_line(child)) for child in guardian.below(pid)]
+
+
+def command_line(pid: int) -> str:
+    """Its arguments; "" where it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def undisturbed(bench: Bench, whole: Path) -> Measured:

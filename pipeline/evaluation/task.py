@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline import manifest
 from pipeline.config import EvaluateConfig
-from pipeline.devices import check_device
+from pipeline.devices import check_device, device_type
 from pipeline.evaluation.as_fed import with_layers
 from pipeline.evaluation.held_out import HeldOut, Row
 from pipeline.evaluation.parts import Parts
@@ -106,7 +106,6 @@ def task_of(config: EvaluateConfig, checked: Checked) -> Task:
     Raises:
         UsageError: the data is another model's, or no layers or rows are known.
     """
-    import torch
 
     served = next(iter(checked.served.layers.values()), None)
     layers = config.layer_ids or (tuple(served.ids) if served else checked.trained.layers)
@@ -131,7 +130,7 @@ def task_of(config: EvaluateConfig, checked: Checked) -> Task:
         fed=fed,
         layers=tuple(layers),
         steps=config.steps or checked.draft.speculative_tokens or AUXILIARY_STATES,
-        device=("cuda" if torch.cuda.is_available() else "cpu") if config.device == "auto" else config.device,
+        device=device_type(config.device),
         parts=Parts(config.output_dir / _PARTS),
         held_out=held_out,
     )

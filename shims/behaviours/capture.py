@@ -18,6 +18,7 @@ from shims.errors import WrongStatesError
 from shims.model_parts import (
     decoder_stack,
     embedding_of,
+    follow_batches,
     model_of,
     refuse_missing_layers,
     runner_kind,
@@ -106,15 +107,11 @@ class Capture:
 
         runner.execute_model = execute_model
         if self.runner == "v2":
-            prepare = runner.prepare_inputs
+            follow_batches(runner, self._ordered)
 
-            def prepare_inputs(*args: Any, **kwargs: Any) -> Any:
-                batch = prepare(*args, **kwargs)
-                if self._step is not None:
-                    self._step.order = list(batch.req_ids)
-                return batch
-
-            runner.prepare_inputs = prepare_inputs
+    def _ordered(self, request_ids: list[str]) -> None:
+        if self._step is not None:
+            self._step.order = request_ids
 
     # Hooks. Each does nothing outside a real step: warm-up and profiling pass through them too.
 

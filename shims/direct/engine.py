@@ -78,7 +78,9 @@ class DirectEngine:
         self._engine = self._llm.llm_engine
         self._in_engine: set[str] = set()
         self._serial = 0
-        # From 0.17 on a prompt that says what it is goes through as it is; others are rendered first, and deprecated.
+        # From 0.17 on a prompt that says what it is goes through as it is; others are rendered first, and deprecated:
+        # https://github.com/vllm-project/vllm/blob/v0.17.0/vllm/v1/engine/input_processor.py
+        # Without a range once 0.16 is no longer among the known releases.
         self._kind = {"type": "token"} if within(detect().vllm, ">=0.17") else {}
         replies = self._llm.collective_rpc("specshim_open", args=(options.sink, options.sink_settings))
         self.workers: list[dict[str, Any]] = replies

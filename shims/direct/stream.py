@@ -22,7 +22,7 @@ from shims.direct import taps
 from shims.direct.assembly import Assembly, Row, Step
 from shims.direct.staging import Filled, Staging
 from shims.errors import SinkError, SpecshimError, WrongStatesError
-from shims.model_parts import model_of, runner_kind
+from shims.model_parts import follow_batches, model_of, runner_kind
 
 # A request is called "<row>@" by us; vLLM may add characters of its own behind.
 MARK = "@"
@@ -75,18 +75,11 @@ class Stream:
         self._fatal: SpecshimError | None = None  # a SinkError where a row could not be stored
         taps.attach(model_of(self._runner), native_ids, self)
         if self.kind == "v2":
-            self._follow_v2()
+            follow_batches(self._runner, self._ordered)
 
-    def _follow_v2(self) -> None:
-        prepare = self._runner.prepare_inputs
-
-        def prepare_inputs(*args: Any, **kwargs: Any) -> Any:
-            batch = prepare(*args, **kwargs)
-            if self._step is not None:
-                self._step.order = list(batch.req_ids)
-            return batch
-
-        self._runner.prepare_inputs = prepare_inputs
+    def _ordered(self, request_ids: list[str]) -> None:
+        if self._step is not None:
+            self._step.order = request_ids
 
     def open(self, sink: Sink) -> None:
         """Begin to listen; before, the engine warms up with requests of its own."""
