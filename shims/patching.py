@@ -126,16 +126,17 @@ def _label(owner: Any) -> str:
 
 def _modules(plan: Plan) -> set[str]:
     """The modules whose import the plan waits for."""
-    if plan.state in ("absent", "unsupported"):
+    if plan.state == "unsupported":
         return set()
-    imported = {t.module for t in _imported(plan)}
-    return {GENERATOR_MODULE, WORKER_MODULE} | {_anchor(module, plan) for module in imported}
+    modules = {_anchor(t.module, plan) for t in _imported(plan)}
+    # Without vLLM there is no generator to patch, only speculators to be imported.
+    return modules if plan.state == "absent" else modules | {GENERATOR_MODULE, WORKER_MODULE}
 
 
 def _imported(plan: Plan) -> list[Touchpoint]:
     """Foreign names that speculators needs while it is imported, and those adapted in place."""
     wanted = []
-    for t in used_by(plan.stack.speculators):
+    for t in used_by(plan.stack.speculators) if plan.stack.speculators else ():
         by_name = t.seam.startswith("global:") and t.package == "vllm" and t.kind == "call"
         if by_name or (t.seam == "import" and (t.package == "vllm" or plan.rows_for(t.key))):
             wanted.append(t)

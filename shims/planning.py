@@ -18,7 +18,7 @@ STATES = {
     "native": "nothing to adapt",
     "adapted": "a known release; the rows below make it right",
     "unverified": "this vLLM is not in the table of known releases: rows were chosen by range and by signature",
-    "absent": "vllm or speculators is not installed: nothing to adapt",
+    "absent": "vllm or speculators is not installed: at most `import speculators` is adapted, to train or evaluate",
     "unsupported": "the generator cannot run on this stack",
 }
 
@@ -70,7 +70,7 @@ def select(stack: Stack) -> Plan:
     """The plan for `stack`: rows by version, a state, and a note where something is to be said."""
     if stack.vllm is None or stack.speculators is None:
         absent = [name for name in ("vllm", "speculators") if getattr(stack, name) is None]
-        return Plan(stack, (), "absent", f"{' and '.join(absent)} not found")
+        return Plan(stack, _to_import(stack), "absent", f"{' and '.join(absent)} not found")
     oldest = known()[0]
     if within(stack.vllm, f"<{oldest}") or within(stack.speculators, "<0.3"):
         return Plan(stack, (), "unsupported", f"vllm before {oldest} and speculators before 0.3.0 were never looked at")
@@ -92,6 +92,13 @@ def select(stack: Stack) -> Plan:
         )
         return Plan(stack, rows, "unverified", "; ".join(notes))
     return Plan(stack, rows, "adapted" if rows else "native", "; ".join(notes))
+
+
+def _to_import(stack: Stack) -> tuple[Adaptation, ...]:
+    """The rows without which speculators cannot be imported beside this transformers, on a machine without vLLM."""
+    if stack.speculators is None:
+        return ()
+    return tuple(row for row in ADAPTATIONS if row.transformers and not row.vllm and row.holds_for(stack))
 
 
 def choices(plan: Plan, touchpoint: str) -> Iterator[list[Adaptation]]:

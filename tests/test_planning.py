@@ -11,8 +11,9 @@ from mini_stack import Done, install, run_bare
 
 import shims
 from shims.adaptations import ADAPTATIONS
-from shims.errors import UsageError
+from shims.errors import SpecshimError, UsageError
 from shims.planning import STATES, select
+from shims.reporting import describe, refuse_unless_usable
 from shims.versions import Stack
 
 _MODULE = "import runpy, sys; sys.argv[0] = 'shims'; runpy.run_module('shims', run_name='__main__')"
@@ -76,6 +77,24 @@ def test_nothing_installed_is_said_and_is_no_error() -> None:
     assert plan["state"] == "absent"
     assert plan["note"] == "vllm and speculators not found"
     assert json.loads(_command("report", "--json").says())["state"] == "absent"
+
+
+@pytest.mark.parametrize(
+    ("transformers", "rows"),
+    [
+        ("5.3.0", []),
+        ("5.17.0", ["pydantic-finds-torch"]),
+        ("5.24.0", ["pydantic-finds-torch", "attention-mask-module-gone"]),
+    ],
+)
+def test_without_vllm_speculators_can_still_be_imported(transformers: str, rows: list[str]) -> None:
+    """A machine that only trains has no vLLM; the generator stays refused there."""
+    plan = select(Stack(None, "0.4.0.1", transformers))
+    assert (plan.state, [row.name for row in plan.adaptations]) == ("absent", rows)
+    assert select(Stack(None, "0.9.0", transformers)).adaptations == ()
+    assert select(Stack("0.16.0", None, transformers)).adaptations == ()
+    with pytest.raises(SpecshimError, match="vllm not found"):
+        refuse_unless_usable(describe(plan, None, armed=False), verified=False)
 
 
 def test_what_is_installed_is_read_from_metadata(tmp_path: Path) -> None:

@@ -101,8 +101,11 @@ class DraftModel:
         return [[split[step][row].tolist() for step in range(steps)] for row in range(len(batch))]
 
 
-def load_draft(draft: DraftFolder, verifier: ModelInfo, device: str) -> DraftModel:
+def load_draft(draft: DraftFolder, verifier: ModelInfo, device: str, trust_remote_code: bool = False) -> DraftModel:
     """The draft with its weights, in float32.
+
+    Args:
+        trust_remote_code: let the verifier's folder bring code, for its configuration.
 
     Raises:
         SpecshimError: speculators is not installed, or the weights do not fit its model.
@@ -110,7 +113,7 @@ def load_draft(draft: DraftFolder, verifier: ModelInfo, device: str) -> DraftMod
     """
     from safetensors.torch import load_file
 
-    model = build(draft, verifier)
+    model = build(draft, verifier, trust_remote_code)
     weights: dict[str, Any] = {}
     for file in sorted(draft.path.glob(WEIGHTS)):
         weights |= load_file(file)
@@ -126,7 +129,7 @@ def load_draft(draft: DraftFolder, verifier: ModelInfo, device: str) -> DraftMod
     return DraftModel(model.float(), device)
 
 
-def build(draft: DraftFolder, verifier: ModelInfo) -> Any:
+def build(draft: DraftFolder, verifier: ModelInfo, trust_remote_code: bool = False) -> Any:
     """speculators' model for this draft's config; embeddings and head are the verifier's, the rest is random.
 
     Raises:
@@ -142,7 +145,7 @@ def build(draft: DraftFolder, verifier: ModelInfo) -> Any:
             "convert it with speculators, or leave out --data and --untrained to evaluate it in a server alone",
         )  # fmt: skip
     draft_class = _draft_class()
-    from pipeline.training_compat import let_configs_construct, quiet_loading
+    from pipeline.training_compat import let_configs_construct, quiet_loading, remote_code
 
     let_configs_construct()
     config = draft_class.config_class.from_pretrained(str(draft.path))
@@ -150,7 +153,7 @@ def build(draft: DraftFolder, verifier: ModelInfo) -> Any:
     # The folder may have moved since.
     config.speculators_config.verifier.name_or_path = str(verifier.path)
     d2t, t2d = (None if part is None else torch.from_numpy(part) for part in draft.mapping())
-    with quiet_loading():
+    with quiet_loading(), remote_code(trust_remote_code):
         if "t2d" in inspect.signature(draft_class.__init__).parameters:
             return draft_class(config=config, t2d=t2d, d2t=d2t).float()
         model = draft_class(config)
@@ -159,7 +162,9 @@ def build(draft: DraftFolder, verifier: ModelInfo) -> Any:
     return model.float()
 
 
-def write_untrained(draft: DraftFolder, verifier: ModelInfo, output: Path, seed: int) -> None:
+def write_untrained(
+    draft: DraftFolder, verifier: ModelInfo, output: Path, seed: int, trust_remote_code: bool = False
+) -> None:
     """A draft like this one with fresh weights: where training began.
 
     Args:
@@ -170,7 +175,7 @@ def write_untrained(draft: DraftFolder, verifier: ModelInfo, output: Path, seed:
     from safetensors.torch import load_file, save_file
 
     torch.manual_seed(seed)
-    fresh = build(draft, verifier).state_dict()
+    fresh = build(draft, verifier, trust_remote_code).state_dict()
     output.mkdir(parents=True, exist_ok=True)
     for file in sorted(draft.path.glob(WEIGHTS)):
         trained = load_file(file)

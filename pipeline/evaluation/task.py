@@ -142,7 +142,7 @@ def untrained_draft(task: Task) -> DraftFolder:
 
     folder = task.config.output_dir / _UNTRAINED
     if not (folder / "config.json").is_file():
-        write_untrained(task.fed, task.verifier, folder, SEED)
+        write_untrained(task.fed, task.verifier, folder, SEED, task.config.trust_remote_code)
     return read_draft(folder)
 
 

@@ -93,7 +93,7 @@ def _measured(task: Task, draft: DraftFolder, states: Callable[[], Iterator[Stat
     from pipeline.evaluation.draft_model import load_draft
     from pipeline.evaluation.teacher_forced import measure
 
-    model = load_draft(draft, task.verifier, task.device)
+    model = load_draft(draft, task.verifier, task.device, task.config.trust_remote_code)
     with stage_progress("teacher-forced", rows) as progress:
         found = measure(model, states(), task.steps, progress).as_dict()
     if task.device != "cpu":
