@@ -39,10 +39,11 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--eager", action="store_true", help="engines uncompiled: they start faster and run slower")
     options = parser.parse_args()
     plan = Plan(
         options.model, options.work, options.questions, options.asked, options.reply_tokens, options.draft_vocab,
-        options.epochs, options.batch_tokens, options.dtype, options.workers, options.processes,
+        options.epochs, options.batch_tokens, options.dtype, options.workers, options.processes, options.eager,
     )  # fmt: skip
     parts = options.parts.split(",")
     if "answers" in parts:
@@ -58,7 +59,7 @@ def main() -> None:
               "--no-replay", "--dtype", plan.dtype, shifted=True)  # fmt: skip
     if "exact" in parts:
         # Without the rounding of half precision, greedy answers have to be the same ones.
-        serve(plan, "exact", "--dtype", "float32", "--max-num-seqs", 1, "--no-replay")
+        serve(plan, "exact", "--dtype", "float32", "--no-replay")
     if options.out:
         options.out.write_text(json.dumps(figures(plan), indent=1) + "\n", encoding="utf-8")
 

@@ -39,6 +39,8 @@ class Plan:
     workers: int
     processes: int
     """That train, each on a device."""
+    eager: bool
+    """Serve uncompiled."""
     seed: int = 0
 
     @property
@@ -129,7 +131,7 @@ def serve(plan: Plan, name: str, *options: object, shifted: bool = False) -> Pat
     draft = plan.shifted if shifted else plan.training
     run("pipeline", "evaluate", "--draft", draft, "--data", plan.states, "--output-dir", folder,
         "--prompts", plan.work / "fresh.jsonl", "--max-prompts", plan.asked, "--max-tokens", plan.reply_tokens,
-        "--max-rows", 200, *options, accepted=(0, _REFUSED))  # fmt: skip
+        "--max-rows", 200, *options, *(["--enforce-eager"] if plan.eager else []), accepted=(0, _REFUSED))  # fmt: skip
     return folder
 
 

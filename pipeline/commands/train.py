@@ -74,7 +74,9 @@ def train(
     from pipeline.train import train as run
     from pipeline.training_recipes import RECIPES
 
-    given = {name: value for name, value in context.params.items() if name in _DEFAULT and _is_given(context, name)}
+    # Some releases of typer turn text into paths only in the call, not in the context.
+    values = {**context.params, "data": data, "vocab": vocab, "output_dir": output_dir, "init_from": init_from}
+    given = {name: value for name, value in values.items() if name in _DEFAULT and _is_given(context, name)}
     result = run(merged(TrainConfig, given, config, recipe, RECIPES))
     if result.first:
         for line in result.summary():

@@ -64,10 +64,7 @@ class DraftModel:
 
         lengths = [len(ids) - 1 for ids, _ in batch]
         used = sum(lengths)
-        # A GPU compiles the forward for each length, so all of its batches have one.
-        total = (
-            -(-used // _BLOCK) * _BLOCK if self._device == "cpu" else max(_BATCH_TOKENS, -(-used // _BLOCK) * _BLOCK)
-        )
+        total = -(-used // _BLOCK) * _BLOCK
         width = batch[0][1].shape[1]
         states = torch.zeros(1, total, width)
         ids = torch.zeros(1, total, dtype=torch.long)
@@ -91,8 +88,9 @@ class DraftModel:
             call["document_ids"] = documents.to(self._device)
         else:
             call["lengths"] = torch.tensor(lengths, dtype=torch.long, device=self._device)
-        with torch.no_grad(), warnings.catch_warnings():
-            # On a CPU flex attention runs uncompiled, which is right, and slow enough to warn of.
+        # speculators compiles the forward on a GPU: two minutes for work of some seconds.
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
+            # Flex attention uncompiled is right, and slow enough to warn of.
             warnings.filterwarnings("ignore", message="flex_attention called without")
             drafted = self._model(**call)
         offsets = self._model.d2t
