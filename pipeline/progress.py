@@ -47,6 +47,7 @@ class StageProgress:
             console.print(
                 f"{self._name}: {self.rows}/{self._total or '?'} {self._unit}, {self._rate()}{self._left()}",
                 highlight=False,
+                soft_wrap=True,
             )
 
     @property

@@ -125,8 +125,9 @@ def _ask_all(
         with stage_progress("regenerate", len(missing), unit="conversations") as progress:
             for start in range(0, len(missing), config.batch_size):
                 batch = missing[start : start + config.batch_size]
-                _append(part, _ask_batch(speaker, batch, config.seed))
-                progress.advance(rows=len(batch), tokens=0)
+                rows, tokens = _ask_batch(speaker, batch, config.seed)
+                _append(part, rows)
+                progress.advance(rows=len(batch), tokens=tokens)
     _count(part, result)
     if run is None:
         run = run_history.begin(config.output_dir, manifest.compose("regenerate", complete=False, **settings))
@@ -194,8 +195,11 @@ class _Row:
     shortened: bool = False
 
 
-def _ask_batch(speaker: Speaker, batch: Sequence[tuple[int, tuple[str, list[Message]]]], seed: int) -> list[_Row]:
-    """Every conversation of a batch, turn by turn, all at once."""
+def _ask_batch(
+    speaker: Speaker, batch: Sequence[tuple[int, tuple[str, list[Message]]]], seed: int
+) -> tuple[list[_Row], int]:
+    """Every conversation of a batch, turn by turn, all at once; and the tokens of all replies."""
+    tokens = 0
     rows = [_Row(number, row_id) for number, (row_id, _) in batch]
     rounds = [_rounds(asked) for _, (_, asked) in batch]
     for turn in range(max(map(len, rounds))):
@@ -204,13 +208,14 @@ def _ask_batch(speaker: Speaker, batch: Sequence[tuple[int, tuple[str, list[Mess
         asked = [[*row.messages, *more] for row, more in pending]
         seeds = [hash_seed(seed, row.row, turn) for row, _ in pending]
         for (row, _), conversation, reply in zip(pending, asked, speaker.replies(asked, seeds), strict=True):
+            tokens += reply.tokens if reply else 0
             # A question without an answer teaches nothing: the conversation ends before it.
             if reply is None or not reply.text.strip():
                 row.shortened = True
                 continue
             row.messages = [*conversation, {"role": "assistant", "content": reply.text}]
             row.finish.append(reply.finish)
-    return rows
+    return rows, tokens
 
 
 def _rounds(asked: Sequence[Message]) -> list[list[Message]]:

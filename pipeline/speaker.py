@@ -18,6 +18,7 @@ class Reply:
     text: str
     finish: str
     """``stop``: it ended its turn; ``length``: it was cut off."""
+    tokens: int = 0
 
 
 class Speaker(Protocol):
@@ -81,7 +82,7 @@ class VllmSpeaker:
             outputs = self._chat([list(conversations[number]) for number in asked], sampling)
             for number, output in zip(asked, outputs, strict=True):
                 answer = output.outputs[0]
-                found[number] = Reply(answer.text, str(answer.finish_reason))
+                found[number] = Reply(answer.text, str(answer.finish_reason), len(answer.token_ids))
         return found
 
     def _chat(self, conversations: list[list[Message]], sampling: list[Any]) -> Any:

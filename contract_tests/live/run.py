@@ -52,6 +52,8 @@ class Setting:
     blocks_of_llm: int | None = None
     cpu_environment: dict[str, str] = field(default_factory=dict)
     routed: bool = False
+    latent: bool = False
+    """Latent attention, whose kernels on a GPU take half precision only."""
     engines: tuple[str, ...] = tuple(ENGINES)
     vllm: str = ""  # releases that have the model
 
@@ -68,6 +70,10 @@ class Setting:
         if self.blocks_of_llm is None or engine == "stock":
             return self.overrides
         return {**self.overrides, "num_gpu_blocks_override": self.blocks_of_llm}
+
+    def dtype(self, wanted: str) -> str:
+        """What to run in where ``wanted`` is asked for."""
+        return "bfloat16" if self.latent and on_gpu() and wanted == "float32" else wanted
 
     def tolerance(self, dtype: str) -> float:
         strict = TOLERANCE["gpu" if on_gpu() else "cpu", dtype]
@@ -96,9 +102,9 @@ SETTINGS = (
     Setting("mixture", "", _BASIC, routed=True),
     Setting("gemma", "", (cases.identity, cases.content)),
     # The CPU's latent-attention kernels do not take float32; its decoder layers are the same without them.
-    Setting("deepseek", "", _BASIC, cpu_environment={"VLLM_MLA_DISABLE": "1"}, routed=True),
-    Setting("kimi", "", _BASIC, cpu_environment={"VLLM_MLA_DISABLE": "1"}, routed=True, **_WRAPPER),
-    Setting("kimi-int4", "", _BASIC, routed=True, **_WRAPPER),
+    Setting("deepseek", "", _BASIC, cpu_environment={"VLLM_MLA_DISABLE": "1"}, routed=True, latent=True),
+    Setting("kimi", "", _BASIC, cpu_environment={"VLLM_MLA_DISABLE": "1"}, routed=True, latent=True, **_WRAPPER),
+    Setting("kimi-int4", "", _BASIC, routed=True, latent=True, **_WRAPPER),
     Setting("dense-8b", "", (cases.identity, cases.content), layer_ids=(1, 17, 32, 35)),
 )
 
@@ -120,7 +126,7 @@ def main(argv: list[str] | None = None) -> int:
         "--dtype",
         default="float32",
         choices=sorted({dtype for _, dtype in TOLERANCE}),
-        help="of the weights and the engine",
+        help="of the weights and the engine; latent attention on a GPU runs in bfloat16 in place of float32",
     )
     parser.add_argument("--engine", default="stock", choices=list(ENGINES))
     parser.add_argument("--tp-size", type=int, default=1, help="devices to split the model over")
@@ -151,7 +157,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(setting: Setting, folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
-    dtype: str = options.dtype
+    dtype = setting.dtype(options.dtype)
     began = time.monotonic()
     try:
         path = make(setting.model, folder)
