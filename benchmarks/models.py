@@ -89,6 +89,8 @@ _LATENT = {
 SHAPES = {
     "tiny": Shape(_TINY, 64, 256, (2, 4, 5, 8), "float32"),
     "dense-8b": Shape(_DENSE_8B, 128, 2048, (3, 19, 34, 36), "bfloat16"),
+    # As many tokens in the short rows of a chat: what a row costs by itself.
+    "dense-8b-short": Shape(_DENSE_8B, 1024, 256, (3, 19, 34, 36), "bfloat16"),
     "latent-moe": Shape(_LATENT, 128, 2048, (2, 13, 24, 27), "bfloat16"),
 }
 
