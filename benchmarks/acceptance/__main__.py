@@ -77,11 +77,16 @@ def figures(plan: Plan) -> dict[str, Any]:
         "training": {name: training[name] for name in kept if name in training},
         "check": json.loads(checked.read_text(encoding="utf-8")) if checked.is_file() else None,
         "evaluations": {
-            name: json.loads((plan.evaluation(name) / JSON_NAME).read_text(encoding="utf-8"))
+            name: _without_paths(json.loads((plan.evaluation(name) / JSON_NAME).read_text(encoding="utf-8")))
             for name in SERVED
             if (plan.evaluation(name) / JSON_NAME).is_file()
         },
     }
+
+
+def _without_paths(report: dict[str, Any]) -> dict[str, Any]:
+    """Names in place of this machine's paths."""
+    return {**report, "draft": Path(report["draft"]).name, "verifier": Path(report["verifier"]).name}
 
 
 if __name__ == "__main__":

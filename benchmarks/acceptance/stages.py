@@ -18,6 +18,7 @@ from pipeline.regenerate import NAME as ANSWERS
 
 IDS_KEY = "eagle_aux_hidden_state_layer_ids"
 _REFUSED = 1  # exit code of check-draft and evaluate for a draft that does not fit
+_BOX = "┌│└"  # of a table, which names paths
 _ENVIRONMENT = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
