@@ -85,6 +85,7 @@ _HS = Layout(
     tokens=hs_safetensors.read_tokens,
     check=hs_safetensors.check_file,
     write=hs_safetensors.write_row,
+    safetensors=True,
 )
 _PT = Layout(
     relative_path=speculators_pt.relative_path,
