@@ -63,11 +63,6 @@ class Bucket:
 
     def __init__(self, address: Address) -> None:
         self.address = address
-        self._made: tuple[int, Any] | None = None
-        self._making = threading.Lock()
-
-    def __reduce__(self) -> tuple[type[Bucket], tuple[Address]]:
-        return Bucket, (self.address,)
 
     def upload(self, name: str, content: bytes) -> None:
         """Write an object; it is there whole, or as it was before. Its size is asked for afterwards.
@@ -241,14 +236,7 @@ class Bucket:
 
     @property
     def _s3(self) -> Any:
-        """The client; each process has its own, since connections cannot be shared by two."""
-        if self._made is None or self._made[0] != os.getpid():
-            if self._made is not None:
-                self._making = threading.Lock()  # the one of before a fork may be held for ever
-            with self._making:
-                if self._made is None or self._made[0] != os.getpid():
-                    self._made = os.getpid(), _client()
-        return self._made[1]
+        return clients.of_this_process()
 
 
 def without_conditions(address: Address, found: str) -> UsageError:
@@ -265,6 +253,33 @@ _CUT_OFF = (
     "IncompleteReadError", "ReadTimeoutError", "ResponseStreamingError", "ConnectionClosedError", "ConnectionError",
     "HTTPClientError", "FlexibleChecksumError",
 )  # fmt: skip
+
+
+class _Clients:
+    """One client a process: it takes a while to make, and its connections cannot be shared by two."""
+
+    def __init__(self) -> None:
+        self._made: tuple[int, Any] | None = None
+        self._making = threading.Lock()
+
+    def of_this_process(self) -> Any:
+        """The client; made at the first call, and again after a fork."""
+        made = self._made
+        if made is None or made[0] != os.getpid():
+            if made is not None:
+                self._making = threading.Lock()  # the one of before a fork may be held for ever
+            with self._making:
+                made = self._made
+                if made is None or made[0] != os.getpid():
+                    made = self._made = os.getpid(), _client()
+        return made[1]
+
+    def forget(self) -> None:
+        """Read the environment anew at the next call."""
+        self._made = None
+
+
+clients = _Clients()
 
 
 def _range(start: int, length: int | None) -> str:

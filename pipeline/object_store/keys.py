@@ -8,7 +8,7 @@ from pipeline.object_store.failures import StoreError
 
 LOCK = ".lock"
 MANIFEST = "manifest.json"
-_PART = re.compile(r"[A-Za-z0-9._-]{1,200}")
+_PART = re.compile(r"[^\x00-\x1f\x7f\\/]{1,255}")
 _BESIDE = re.compile(
     r"bad_rows(-\d+-of-\d+)?\.jsonl|data_config\.json|sample_lengths\.json|(d2t|t2d)(-\d+)?\.npy|token_freq\.pt|"
     r"data-\d{5}-of-\d{5}\.arrow|dataset_info\.json|state\.json|vocab_mapping/vocab_mapping\.pt"
@@ -23,9 +23,9 @@ def refuse_unsafe(name: str, where: str) -> str:
         where: its address.
 
     Raises:
-        StoreError: it has a part that is empty or leads elsewhere, or characters that are in no name of ours.
+        StoreError: it has a part that is empty or leads elsewhere, or characters that no file should have.
     """
-    if len(name) > 600 or not all(_PART.fullmatch(part) and part not in (".", "..") for part in name.split("/")):
+    if not all(_PART.fullmatch(part) and part not in (".", "..") for part in name.split("/")):
         raise StoreError(
             ascii(where),
             "names of rows and of the files beside them",
