@@ -47,6 +47,8 @@ LIVE = [version for version, release in RELEASES.items() if release["live"]]
 NOT_TAKEN = ("torch", "triton", "nvidia-")
 # The schemas of the forms that the gate writes.
 SCHEMAS = ("jsonschema", "xmlschema", "check-jsonschema", "pyyaml", "markdown-it-py")
+# A client for object stores, and a real server for it.
+STORE = ("boto3>=1.36", "moto[s3]>=5.1", "flask>=3", "flask-cors>=5")
 TESTED = "0.16.0"  # the live release of `nox -s tests`
 DEMO = LIVE[-1]
 SPECULATORS = ("0.3.0", "0.4.0", "0.4.0.1")
@@ -138,7 +140,7 @@ def tests(session: nox.Session) -> None:
     install_vllm(session, TESTED)
     install_speculators(session, "0.4.0.1")
     older = beside(session, "0.3.0")
-    install_self(session, "pytest>=8", "hypothesis>=6", "matplotlib", *READERS, *SCHEMAS)
+    install_self(session, "pytest>=8", "hypothesis>=6", "matplotlib", *READERS, *SCHEMAS, *STORE)
     environment = {**cache_for(TESTED), "SPECSHIM_OLDER_SPECULATORS": older}
     session.run("pytest", "-m", "not network", *session.posargs, env=environment)
 
