@@ -59,8 +59,11 @@ class View:
         """See :func:`pipeline.formats.registry.open_rows`."""
         return open_rows(self.folder, record)
 
-    def fetch_beside(self, record: Mapping[str, Any]) -> list[str]:
+    def fetch_beside(self, store: RowStore) -> list[str]:
         """Have all files beside the rows in the folder.
+
+        Args:
+            store: of :meth:`open_rows`.
 
         Returns:
             Names of what is neither, where that is not seen in the folder.

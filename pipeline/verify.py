@@ -149,7 +149,8 @@ def _verify(config: VerifyConfig, view: View) -> Verified:
     prepared = (
         PreparedFile(config.prepared, record["model"]["vocab_size"], "--prepared-data") if config.prepared else None
     )
-    store, strangers = view.open_rows(record), view.fetch_beside(record)
+    store = view.open_rows(record)
+    strangers = view.fetch_beside(store)
     files = check_files(config.data, record, prepared, store, content=result.content, strangers=strangers)
     result.rows, result.tokens, result.left_out = files.rows, files.tokens, files.left_out
     result.faults += map(view.says, files.faults)

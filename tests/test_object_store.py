@@ -235,12 +235,10 @@ def test_every_format_is_the_same_set_at_an_address_as_in_a_folder(place: Place,
     model = str(place.model) if real else None
     found = verify(VerifyConfig(Path(S3), model, sample=3, prepared=place.data))
     assert not found.faults and found.rows == ROWS and found.content and len(found.compared) == 3 * real
-    assert not verify(VerifyConfig(Path(S3), structure_only=True)).faults
     again = extract(at(place, **more))
     assert again.kept_rows == ROWS and again.computed_rows == 0 and len(place.engines) == 2
     fetched = fetch(FetchConfig(Path(S3), tmp_path / "copy"))
     assert fetched.others == 0 and files(tmp_path / "copy") == objects("states/")
-    assert not verify(VerifyConfig(tmp_path / "copy")).faults
 
 
 def test_a_run_goes_on_from_another_machine(place: Place) -> None:
@@ -772,9 +770,8 @@ def test_old_tables_are_removed_before_the_manifest_names_new_ones(store: Bucket
 # Training.
 
 
-def test_training_from_an_address_takes_the_same_steps(
-    store: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("workers", [2])
+def test_training_from_an_address_takes_the_same_steps(store: Bucket, tmp_path: Path, workers: int) -> None:
     pytest.importorskip("speculators")
     from pipeline_fixtures import write_states
     from test_training_resume import settings, weights
@@ -782,15 +779,13 @@ def test_training_from_an_address_takes_the_same_steps(
     write_states(tmp_path, rows=12)
     for name, content in files(tmp_path / "states").items():
         client().put_object(Bucket=BUCKET, Key=f"states/{name}", Body=content)
-    few = {"max_steps": 6, "save_steps": 0, "val_steps": 0}
+    few = {"max_steps": 4, "save_steps": 0, "val_steps": 0, "noise_std": 0.05}
     here = train(settings(tmp_path, "from-folder", **few))
-    for name, more in (
-        ("from-store", {"cache_dir": tmp_path / "cache"}),
-        ("ahead", {"cache_dir": tmp_path / "none", "cache_gib": 0.0, "workers": 2}),
-    ):
-        config = replace(settings(tmp_path, name, **few, **more), data=Path(S3))
-        there = train(config)
-        assert there.end == here.end
-        ours, theirs = weights(there.draft), weights(here.draft)
-        assert ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours)
-    assert len(files(tmp_path / "cache")) == 12 and not (tmp_path / "none").exists()
+    half = sum(found.size for found in store.list("hidden_states/")) / 2
+    kept = {"cache_dir": tmp_path / "cache", "cache_gib": half / (1 << 30)}
+    there = train(replace(settings(tmp_path, "from-store", **few, **kept, workers=workers), data=Path(S3)))
+    assert there.end == here.end
+    ours, theirs = weights(there.draft), weights(here.draft)
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours)
+    found = files(tmp_path / "cache")
+    assert 3 <= len(found) < 12 and sum(map(len, found.values())) <= half

@@ -74,6 +74,7 @@ class ObjectRows:
         self._address, self._layout, self._kept, self._sending = address, layout, kept, sending
         self._bucket = Bucket(address)
         self._sizes: dict[int, int] | None = None
+        self._just_listed = False
         self._fetched: FetchedRows | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._under_way: set[Future[None]] = set()
@@ -135,13 +136,18 @@ class ObjectRows:
         self._rows().expect(indices)
 
     def indices(self) -> list[int]:
-        """See the protocol; asks anew."""
-        self._sizes = self._fetched = None
+        """See the protocol; asks anew, unless :meth:`others` has just done so."""
+        if not self._just_listed:
+            self._sizes = self._fetched = None
+        self._just_listed = False
         return sorted(self._listed())
 
     def others(self) -> list[str]:
         """Names below the address that are no row's, the lock's excepted; asks anew."""
-        return [found.name for found in self._bucket.list() if self._row(found.name) is None and found.name != LOCK]
+        others: list[str] = []
+        self._sizes, self._fetched = self._listing(others), None
+        self._just_listed = True
+        return [name for name in others if name != LOCK]
 
     def begin(self, claim: Claim) -> None:
         """See the protocol; whoever calls this holds the lock of the address."""
@@ -193,9 +199,18 @@ class ObjectRows:
     def _listed(self) -> dict[int, int]:
         """Bytes by row, of one listing."""
         if self._sizes is None:
-            named = ((self._row(found.name), found.size) for found in self._bucket.list())
-            self._sizes = {number: size for number, size in named if number is not None}
+            self._sizes = self._listing([])
         return self._sizes
+
+    def _listing(self, others: list[str]) -> dict[int, int]:
+        sizes: dict[int, int] = {}
+        for found in self._bucket.list():
+            number = self._row(found.name)
+            if number is None:
+                others.append(found.name)
+            else:
+                sizes[number] = found.size
+        return sizes
 
     def _rows(self) -> FetchedRows:
         if self._fetched is None:

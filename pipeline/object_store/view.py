@@ -36,9 +36,10 @@ class StoreView(View):
         """See :class:`pipeline.places.View`."""
         return rows_of(self._address, record, self._flag)
 
-    def fetch_beside(self, record: Mapping[str, Any]) -> list[str]:
+    def fetch_beside(self, store: RowStore) -> list[str]:
         """See :class:`pipeline.places.View`."""
-        others = rows_of(self._address, record, self._flag).others()
+        assert isinstance(store, ObjectRows), "it is the one of open_rows"
+        others = store.others()
         self._beside.fetch_all(others)
         return [self._address.of(name) for name in others if not is_beside(name) and name not in (MANIFEST, LOCK)]
 
