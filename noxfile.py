@@ -13,6 +13,7 @@ nox -s live-formats          our data sets, read by the trainers' own dataset cl
 nox -s live-train            the trainers of four speculators releases take twenty steps on our data
 nox -s bench-loader          training batches read by our loader and by theirs, as a ratio
 nox -s live-scale            replicas of real vLLM on Ray: killed, resized, compared; the simulation against the clock
+                             then the same into a real S3 server
 nox -s simulate              how long a large extraction takes; writes the figures of docs/scale.md
 nox -s lint docs
 """
@@ -342,12 +343,13 @@ def live_crash(session: nox.Session) -> None:
 
 @nox.session(name="live-scale", python=interpreter(DEMO))
 def live_scale(session: nox.Session) -> None:
-    """`extract --replicas` on this machine (about 8 minutes on two cores), then Ray Train's launcher."""
+    """`extract --replicas` on this machine (about 10 minutes on two cores), then to an S3 server, then Ray Train."""
     install_vllm(session, DEMO)
-    install_self(session, "ray>=2.40", "datasets>=4,<5", "pytest>=8", *READERS)
+    install_self(session, "ray>=2.40", "datasets>=4,<5", "pytest>=8", *READERS, *STORE)
     output = ROOT / "benchmarks" / "results" / "scale" / f"vllm-{DEMO}-cpu.json"
     session.run("python", "tests/live_scale.py", "--output", str(output), *session.posargs, env=cache_for(DEMO))
     session.run("python", "-m", "contract_tests.docs")
+    session.run("python", "tests/live_store.py", env=cache_for(DEMO))
     session.run("pytest", "-q", "tests/test_training_launch.py", env={"OMP_NUM_THREADS": "1"})
 
 

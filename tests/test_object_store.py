@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -22,6 +23,7 @@ pytest.importorskip("boto3")
 pytest.importorskip("moto.server")
 
 from pipeline_fixtures import FakeEngine, ReferenceEngine, write_conversations, write_model, write_weights  # noqa: E402
+from test_architecture import _roots  # noqa: E402
 from test_extract import ROWS, Place, Streaming, spoils  # noqa: E402
 from test_replicas import Here, InProcess, no_ray  # noqa: E402
 
@@ -55,6 +57,7 @@ from pipeline.vocab import build_vocab  # noqa: E402
 from shims.errors import SinkError, SpecshimError, UsageError  # noqa: E402
 
 QUICK = Times(beat=0.2, expiry=1.2)
+PIPELINE = Path(extract_module.__file__).parent
 S3 = f"s3://{BUCKET}/states"
 
 
@@ -218,6 +221,20 @@ def test_without_boto3_the_extra_is_named(
         with pytest.raises(SystemExit) as ended:
             main(arguments)
         assert ended.value.code == 2 and "specshim[s3]" in capsys.readouterr().err
+
+
+def test_one_module_knows_the_client_library() -> None:
+    knowing = [path for path in PIPELINE.rglob("*.py") if {"boto3", "botocore"} & _roots(path)]
+    assert [path.relative_to(PIPELINE).as_posix() for path in knowing] == ["object_store/bucket.py"]
+
+
+def test_a_plain_start_loads_no_client() -> None:
+    code = "import sys, pipeline.__main__, pipeline.extract, pipeline.verify; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    loaded = set(done.stdout.split())
+        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    )
+    assert not loaded & {"boto3", "botocore", "pipeline.object_store.bucket", "pipeline.object_store.rows"}
 
 
 # Writing.
