@@ -232,8 +232,6 @@ def test_a_plain_start_loads_no_client() -> None:
     code = "import sys, pipeline.__main__, pipeline.extract, pipeline.verify; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     loaded = set(done.stdout.split())
-        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
-    )
     assert not loaded & {"boto3", "botocore", "pipeline.object_store.bucket", "pipeline.object_store.rows"}
 
 
