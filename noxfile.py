@@ -318,9 +318,11 @@ def live_formats(session: nox.Session, trainer: str) -> None:
 def crash(session: nox.Session) -> None:
     """At least 200 random kill -9 points over extractions in every format (about 25 minutes on two cores)."""
     session.install("torch", "transformers>=5,<6", "safetensors", "datasets>=4", "numpy", "jinja2")
-    install_self(session)
-    arguments = session.posargs or ["--points", "210"]
-    session.run("python", "tests/crash.py", *arguments, env={"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"})
+    install_self(session, *STORE)
+    arguments, environment = session.posargs or ["--points", "210"], {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    session.run("python", "tests/crash.py", *arguments, env=environment)
+    if not session.posargs:
+        session.run("python", "tests/crash_store.py", env=environment)
 
 
 @nox.session(name="mutate-files", python=interpreter(TESTED))

@@ -12,8 +12,10 @@ from typing import Any
 
 from pipeline.formats.stores import Remote, RowStore
 from pipeline.training_series import Series
+from shims.errors import SpecshimError
 
 Batch = dict[str, Any]
+_ERROR = "error"
 
 
 class PackedRows:
@@ -58,7 +60,11 @@ class PackedRows:
         import torch
 
         self.expect(groups)
-        packed = [self._pack(group) for group in groups]
+        try:
+            packed = [self._pack(group) for group in groups]
+        except SpecshimError as error:
+            # A loader's process hands on an error's text alone; its four parts go the way of batches.
+            return {_ERROR: (error.where, error.wanted, error.found, error.next_step)}
         batch: Batch = {
             name: torch.cat([part[name] for part in packed]) if len(packed) > 1 else packed[0][name]
             for name in packed[0]
@@ -212,6 +218,8 @@ class BatchStream:
         for batch in loader:
             if not self._workers and done + 1 < len(groups):
                 self._rows.expect(groups[done + 1])
+            if _ERROR in batch:
+                raise SpecshimError(*batch[_ERROR])
             tokens = batch.pop("tokens")
             if self._before is not None:
                 self._before(tokens)

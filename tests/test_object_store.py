@@ -52,6 +52,8 @@ from pipeline.replicas import replica as replica_module  # noqa: E402
 from pipeline.replicas import run as run_module  # noqa: E402
 from pipeline.serving.check import CheckConfig, check_draft  # noqa: E402
 from pipeline.train import train  # noqa: E402
+from pipeline.training_batches import BatchStream, PackedRows  # noqa: E402
+from pipeline.training_series import SERIES  # noqa: E402
 from pipeline.verify import verify  # noqa: E402
 from pipeline.vocab import build_vocab  # noqa: E402
 from shims.errors import SinkError, SpecshimError, UsageError  # noqa: E402
@@ -783,6 +785,23 @@ def test_old_tables_are_removed_before_the_manifest_names_new_ones(store: Bucket
 
 
 # Training.
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_store_that_goes_away_under_a_loader_is_told_in_four_parts(
+    place: Place, store: Bucket, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    extract(at(place))
+    rows = rows_at(store.address, FORMATS["hs_safetensors"], "f")
+    lengths = [len(rows.tokens(index)[0]) for index in rows.indices()]
+    packed = PackedRows(rows, range(ROWS), lengths, SERIES[0], max_tokens=256, dtype=torch.float32)
+    assert packed[[[0, 1]]]["tokens"] == lengths[0] + lengths[1] - 2
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    clients.forget()
+    with pytest.raises(SpecshimError, match="AWS_ENDPOINT_URL") as caught:
+        next(iter(BatchStream(packed, [[[2], [3]]], workers=workers)))
+    assert caught.value.where == f"{S3}/hidden_states/hs_2.safetensors"
 
 
 @pytest.mark.parametrize("workers", [2])

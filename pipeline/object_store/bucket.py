@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.atomic import replacing
+from pipeline.atomic import replacing, write_bytes
 from pipeline.object_store.address import Address
 from pipeline.object_store.failures import ABSENT, NOT_DONE, NOT_MET, StoreError, code_of, explained
 from pipeline.object_store.keys import refuse_unsafe
@@ -150,9 +150,10 @@ class Bucket:
         Raises:
             FileNotFoundError: there is no such object.
         """
-        found = self.head(name)
-        if found is None:
-            raise FileNotFoundError(self.address.of(name))
+        content, found = self.read(name, 0, _WHOLE)
+        if found.size == len(content):
+            write_bytes(path, content)
+            return
         with replacing(path, "wb") as handle:
             with self._told(name):
                 self._s3.download_fileobj(*self._key(name).values(), handle, Config=_parts())

@@ -123,7 +123,7 @@ class StoreLock:
             self._thread.join()
         with contextlib.suppress(SpecshimError):
             seen = look(self._bucket)
-            if not self._lost and seen is not None and seen.token == self.token:
+            if seen is not None and seen.token == self.token:
                 self._bucket.delete(LOCK)
 
     def _content(self) -> bytes:
