@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from pipeline.formats.stores import Remote, RowStore
 
+_WHOLE_AT_ONCE = 4
 Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")
 
@@ -36,6 +37,12 @@ def answers(function: Callable[[Asked], Answer], asked: Iterable[Asked], threads
                 future.cancel()
 
 
-def threads_for(store: RowStore) -> int:
-    """How many of a store's rows to ask for side by side."""
-    return store.at_once if isinstance(store, Remote) else 1
+def threads_for(store: RowStore, whole: bool = False) -> int:
+    """How many of a store's rows to ask for side by side.
+
+    Args:
+        whole: the rows' states are read, too; a row may be 100 MB.
+    """
+    if not isinstance(store, Remote):
+        return 1
+    return min(store.at_once, _WHOLE_AT_ONCE) if whole else store.at_once

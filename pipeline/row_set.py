@@ -82,9 +82,8 @@ class RowSet:
             mine.append(index)
         if isinstance(self.store, Remote):
             self.store.indices()  # asks anew for the listing
-        for index, outcome in zip(
-            mine, answers(lambda index: self._state(index, content), mine, threads_for(self.store)), strict=True
-        ):
+        states = answers(lambda index: self._state(index, content), mine, threads_for(self.store, whole=content))
+        for index, outcome in zip(mine, states, strict=True):
             if outcome is None:
                 found.done += 1
             elif isinstance(outcome, FileNotFoundError):

@@ -70,7 +70,8 @@ def check_files(
     for index in sorted(set(present) & left_out):
         found.faults.append(f"{_named(store.locate(index), index)}: there, though the manifest calls its states bad")
     with stage_progress("verify files", len(present)) as progress:
-        judged = answers(lambda index: _judged(store, index, record, prepared, content), present, threads_for(store))
+        threads = threads_for(store, whole=content)
+        judged = answers(lambda index: _judged(store, index, record, prepared, content), present, threads)
         for index, outcome in zip(present, judged, strict=True):
             if isinstance(outcome, str):
                 found.faults.append(f"{_named(store.locate(index), index)}: {outcome}")

@@ -582,6 +582,31 @@ def test_a_store_that_is_down_is_told_in_four_parts_without_secrets(
     assert not (place.root / "copy").exists()
 
 
+def test_a_store_that_goes_away_in_the_middle_ends_the_run_and_what_was_sent_counts(
+    place: Place, endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, seen = FakeEngine.states, [0]
+
+    def states(self: Any, rows: Any) -> Any:
+        seen[0] += 1
+        if seen[0] == 4:
+            monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+            monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+            clients.forget()
+        return own(self, rows)
+
+    monkeypatch.setattr(FakeEngine, "states", states)
+    with pytest.raises(StoreError, match="what is finished is kept"):
+        extract(at(place, batch_size=1))
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    clients.forget()
+    there = objects("states/")
+    assert ".lock" in there and sum(name.endswith(".safetensors") for name in there) == 3
+    began = time.monotonic()
+    result = extract(at(place, batch_size=1))  # the owner's process lives, but renews nothing any more
+    assert time.monotonic() - began >= QUICK.expiry and result.kept_rows == 3 and result.complete
+
+
 def answering(status_code: int, code: str, times: int, count: list[int]) -> Callable[..., Any]:
     """A handler in place of the network: this answer so many times, then the real one."""
     from botocore.awsrequest import AWSResponse

@@ -27,6 +27,8 @@ from shims.errors import UsageError
 
 _SENDING = 8
 """Rows of one process that are sent side by side, where it does not have threads of its own for them."""
+_ASKING, _FETCHING = 32, 4
+"""Rows that are asked for side by side: for the beginning of each, or for all of it."""
 _OVERHEAD = 1 << 20
 """More than what a format adds to a row's numbers: header, names, alignment."""
 
@@ -62,8 +64,6 @@ def layout_of(form: Format, flag: str) -> Layout:
 class ObjectRows:
     """See :class:`pipeline.formats.stores.RowStore` and :class:`pipeline.formats.stores.Remote`."""
 
-    at_once = 32
-
     def __init__(self, address: Address, layout: Layout, *, kept: Kept | None = None, sending: int = _SENDING) -> None:
         """Rows at ``address``.
 
@@ -72,6 +72,7 @@ class ObjectRows:
             sending: rows sent side by side; 0 sends each before :meth:`write` returns.
         """
         self._address, self._layout, self._kept, self._sending = address, layout, kept, sending
+        self.at_once = _ASKING if layout.safetensors else _FETCHING
         self._bucket = Bucket(address)
         self._sizes: dict[int, int] | None = None
         self._just_listed = False

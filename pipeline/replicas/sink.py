@@ -32,7 +32,7 @@ class LeasedSink(RowSink):
     def __init__(self, **settings: Any) -> None:
         self._rows_per_chunk = int(settings.pop("rows_per_chunk"))
         super().__init__(**settings)
-        # Objects appear whole: two processes that write one row leave one of two equal rows.
+        # Objects appear whole: two processes that write one row leave one of two right ones.
         self._leases = None if is_address(settings["folder"]) else Leases(Path(settings["folder"]))
         self._mine: set[int] = set()
         self._taking = threading.Lock()
