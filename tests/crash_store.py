@@ -57,6 +57,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Kill extractions into an object store at random points.")
     parser.add_argument("--points", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", nargs="*", default=FORMS, help="formats; they share the points")
     options = parser.parse_args()
     torch.set_num_threads(1)
     extract_module.open_engine = lambda name, engine_options: LoggingEngine(engine_options)
@@ -65,10 +66,10 @@ def main() -> int:
         os.environ.update(environment(endpoint))
         client().create_bucket(Bucket=BUCKET)
         place = Place(Path(root))
-        for form in FORMS:
+        for form in options.only:
             choose = random.Random(f"{form} {options.seed}")
             trial = StoreTrial(place, form, choose)
-            while sum(trial.outcome.kills.values()) < -(-options.points // len(FORMS)):
+            while sum(trial.outcome.kills.values()) < -(-options.points // len(options.only)):
                 trial.set_under_fire(choose.randint(2, 6), 1)
             outcomes.append(trial.outcome)
             print(json.dumps(vars(trial.outcome)), flush=True)
