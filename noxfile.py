@@ -49,7 +49,7 @@ NOT_TAKEN = ("torch", "triton", "nvidia-")
 # The schemas of the forms that the gate writes.
 SCHEMAS = ("jsonschema", "xmlschema", "check-jsonschema", "pyyaml", "markdown-it-py")
 # A client for object stores, and a real server for it.
-STORE = ("boto3>=1.36", "moto[s3]>=5.1", "flask>=3", "flask-cors>=5")
+STORE = ("boto3>=1.36", "moto[s3]>=5.2", "flask>=3", "flask-cors>=5")
 TESTED = "0.16.0"  # the live release of `nox -s tests`
 DEMO = LIVE[-1]
 SPECULATORS = ("0.3.0", "0.4.0", "0.4.0.1")

@@ -510,12 +510,13 @@ def test_a_run_that_lost_its_lock_stops(place: Place, store: Bucket, monkeypatch
     assert json.loads(objects("states/")["manifest.json"])["complete"] is False
 
 
-def test_a_store_that_ignores_conditions_is_refused(store: Bucket) -> None:
+@pytest.mark.parametrize("header", ["If-None-Match", "If-Match"])
+def test_a_store_that_ignores_a_condition_is_refused(store: Bucket, header: str) -> None:
     def drop(params: Any, **_: Any) -> None:
-        params["headers"].pop("If-None-Match", None)
+        params["headers"].pop(header, None)
 
     store._s3.meta.events.register("before-call.s3.PutObject", drop)
-    with pytest.raises(UsageError, match="conditional writes"):
+    with pytest.raises(UsageError, match=f"ignores {header}"):
         StoreLock(store, QUICK).acquire()
     assert not objects()
 

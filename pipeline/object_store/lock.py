@@ -91,9 +91,7 @@ class StoreLock:
             if etag is not None:
                 break
         self._etag, self._renewed = etag, time.monotonic()
-        if self._bucket.put_if(LOCK, self._content()) is not None:
-            self._bucket.delete(LOCK)
-            raise without_conditions(self._bucket.address, "one that overwrites although it was told not to")
+        self._refuse_a_store_that_ignores_conditions()
         self._thread = threading.Thread(target=self._go_on, name="specshim-lock", daemon=True)
         self._thread.start()
 
@@ -125,6 +123,13 @@ class StoreLock:
             seen = look(self._bucket)
             if seen is not None and seen.token == self.token:
                 self._bucket.delete(LOCK)
+
+    def _refuse_a_store_that_ignores_conditions(self) -> None:
+        """Two writes that must not succeed: on what is there, and on what is not there any more."""
+        for header, etag in (("If-None-Match", None), ("If-Match", '"00000000000000000000000000000000"')):
+            if self._bucket.put_if(LOCK, self._content(), etag) is not None:
+                self._bucket.delete(LOCK)
+                raise without_conditions(self._bucket.address, f"one that ignores {header}")
 
     def _content(self) -> bytes:
         self._beats += 1
