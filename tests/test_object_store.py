@@ -566,7 +566,7 @@ def test_strangers_beside_the_rows_are_left_alone_and_named_where_a_trainer_woul
 def test_a_store_that_is_down_is_told_in_four_parts_without_secrets(
     place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://someone:hidden-word@127.0.0.1:9")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     clients.forget()
     for arguments in (
@@ -579,6 +579,7 @@ def test_a_store_that_is_down_is_told_in_four_parts_without_secrets(
         said = capsys.readouterr().err
         assert ended.value.code == 1 and "AWS_ENDPOINT_URL" in said and "Could not connect" in said
         assert all(part in said for part in ("wanted:", "found:", "next:")) and "Traceback" not in said
+        assert "hidden-word" not in said
         assert KEYS["AWS_SECRET_ACCESS_KEY"] not in said and KEYS["AWS_ACCESS_KEY_ID"] not in said
     assert not (place.root / "copy").exists()
 

@@ -6,6 +6,7 @@ https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html#ErrorCodeLis
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from shims.errors import SinkError, SpecshimError, UsageError
@@ -85,10 +86,17 @@ def explained(error: Exception, where: str) -> SpecshimError:
             "set them in the environment or in ~/.aws",
         )
     if name in ("ParamValidationError", "InvalidRegionError", "InvalidConfigError", "ConfigParseError", "ValueError"):
-        return UsageError(where, "settings that an S3 client can use", f"{name}: {error}", "check the AWS_… variables")
+        return UsageError(
+            where, "settings that an S3 client can use", f"{name}: {_text(error)}", "check the AWS_… variables"
+        )
     return StoreError(
         where,
         "the store to answer",
-        f"{name}: {str(error).strip() or 'no message'}",
+        f"{name}: {_text(error)}",
         f"check the network and AWS_ENDPOINT_URL; {_AGAIN}",
     )
+
+
+def _text(error: Exception) -> str:
+    """The library's message; an endpoint's address may hold a password."""
+    return re.sub(r"//[^/@\s]*@", "//…@", str(error).strip()) or "no message"
