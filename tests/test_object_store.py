@@ -406,10 +406,10 @@ def test_killed_in_the_middle_of_an_upload_in_parts(store: Bucket, monkeypatch: 
     assert objects()["states/hidden_states/hs_0.safetensors"] == content
 
 
-def test_killed_at_any_request_of_a_whole_run(place: Place) -> None:
-    """Each run dies at one request later than the one before, until one ends by itself."""
+def test_killed_at_later_and_later_requests_of_a_run(place: Place) -> None:
+    """From the first one on, until a run ends by itself; at random lines of the code: `crash_store.py`."""
     place.extract(format="speculators-0.4")
-    for deadly in range(1, 400, 11):
+    for deadly in range(1, 400, 13):
 
         def run(deadly: int = deadly) -> None:
             import boto3
@@ -527,14 +527,7 @@ def test_a_store_that_ignores_a_condition_is_refused(store: Bucket, header: str)
 def test_names_that_lead_elsewhere_are_refused_by_every_command(place: Place, tmp_path: Path) -> None:
     extract(at(place))
     record = json.loads(objects("states/")["manifest.json"])
-    for key in (
-        "../../outside",
-        "hidden_states/../../x",
-        "/etc/passwd",
-        "a\\b",
-        "hidden_states//hs_1.safetensors",
-        "a\tb",
-    ):
+    for key in ("../../outside", "/etc/passwd", "a\\b", "a\tb"):
         client().put_object(Bucket=BUCKET, Key=f"states/{key}", Body=b"x")
         assert f"states/{key}" in objects(), "the client has tidied the name up"
         for run in (
@@ -837,10 +830,10 @@ def test_training_from_an_address_takes_the_same_steps(store: Bucket, tmp_path: 
     from pipeline_fixtures import write_states
     from test_training_resume import settings, weights
 
-    write_states(tmp_path, rows=12)
+    write_states(tmp_path, rows=8)
     for name, content in files(tmp_path / "states").items():
         client().put_object(Bucket=BUCKET, Key=f"states/{name}", Body=content)
-    few = {"max_steps": 4, "save_steps": 0, "val_steps": 0, "noise_std": 0.05}
+    few = {"max_steps": 2, "save_steps": 0, "val_steps": 0, "noise_std": 0.05}
     here = train(settings(tmp_path, "from-folder", **few))
     half = sum(found.size for found in store.list("hidden_states/")) / 2
     kept = {"cache_dir": tmp_path / "cache", "cache_gib": half / (1 << 30)}
@@ -849,4 +842,4 @@ def test_training_from_an_address_takes_the_same_steps(store: Bucket, tmp_path: 
     ours, theirs = weights(there.draft), weights(here.draft)
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours)
     found = files(tmp_path / "cache")
-    assert 3 <= len(found) < 12 and sum(map(len, found.values())) <= half
+    assert 2 <= len(found) < 8 and sum(map(len, found.values())) <= half
