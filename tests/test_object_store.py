@@ -254,6 +254,8 @@ def test_every_format_is_the_same_set_at_an_address_as_in_a_folder(place: Place,
     assert not found.faults and found.rows == ROWS and found.content and len(found.compared) == 3 * real
     again = extract(at(place, **more))
     assert again.kept_rows == ROWS and again.computed_rows == 0 and len(place.engines) == 2
+    if not real:
+        return
     fetched = fetch(FetchConfig(Path(S3), tmp_path / "copy"))
     assert fetched.others == 0 and files(tmp_path / "copy") == objects("states/")
 
