@@ -13,6 +13,7 @@ nox -s live-formats          our data sets, read by the trainers' own dataset cl
 nox -s live-train            the trainers of four speculators releases take twenty steps on our data
 nox -s bench-loader          training batches read by our loader and by theirs, as a ratio
 nox -s live-scale            replicas of real vLLM on Ray: killed, resized, compared; the simulation against the clock
+                             then the same into a real S3 server
 nox -s simulate              how long a large extraction takes; writes the figures of docs/scale.md
 nox -s lint docs
 """
@@ -47,6 +48,8 @@ LIVE = [version for version, release in RELEASES.items() if release["live"]]
 NOT_TAKEN = ("torch", "triton", "nvidia-")
 # The schemas of the forms that the gate writes.
 SCHEMAS = ("jsonschema", "xmlschema", "check-jsonschema", "pyyaml", "markdown-it-py")
+# A client for object stores, and a real server for it.
+STORE = ("boto3>=1.36", "moto[s3]>=5.2", "flask>=3", "flask-cors>=5")
 TESTED = "0.16.0"  # the live release of `nox -s tests`
 DEMO = LIVE[-1]
 SPECULATORS = ("0.3.0", "0.4.0", "0.4.0.1")
@@ -138,7 +141,7 @@ def tests(session: nox.Session) -> None:
     install_vllm(session, TESTED)
     install_speculators(session, "0.4.0.1")
     older = beside(session, "0.3.0")
-    install_self(session, "pytest>=8", "hypothesis>=6", "matplotlib", *READERS, *SCHEMAS)
+    install_self(session, "pytest>=8", "hypothesis>=6", "matplotlib", *READERS, *SCHEMAS, *STORE)
     environment = {**cache_for(TESTED), "SPECSHIM_OLDER_SPECULATORS": older}
     session.run("pytest", "-m", "not network", *session.posargs, env=environment)
 
@@ -315,9 +318,11 @@ def live_formats(session: nox.Session, trainer: str) -> None:
 def crash(session: nox.Session) -> None:
     """At least 200 random kill -9 points over extractions in every format (about 25 minutes on two cores)."""
     session.install("torch", "transformers>=5,<6", "safetensors", "datasets>=4", "numpy", "jinja2")
-    install_self(session)
-    arguments = session.posargs or ["--points", "210"]
-    session.run("python", "tests/crash.py", *arguments, env={"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"})
+    install_self(session, *STORE)
+    arguments, environment = session.posargs or ["--points", "210"], {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    session.run("python", "tests/crash.py", *arguments, env=environment)
+    if not session.posargs:
+        session.run("python", "tests/crash_store.py", env=environment)
 
 
 @nox.session(name="mutate-files", python=interpreter(TESTED))
@@ -340,12 +345,13 @@ def live_crash(session: nox.Session) -> None:
 
 @nox.session(name="live-scale", python=interpreter(DEMO))
 def live_scale(session: nox.Session) -> None:
-    """`extract --replicas` on this machine (about 8 minutes on two cores), then Ray Train's launcher."""
+    """`extract --replicas` on this machine (about 10 minutes on two cores), then to an S3 server, then Ray Train."""
     install_vllm(session, DEMO)
-    install_self(session, "ray>=2.40", "datasets>=4,<5", "pytest>=8", *READERS)
+    install_self(session, "ray>=2.40", "datasets>=4,<5", "pytest>=8", *READERS, *STORE)
     output = ROOT / "benchmarks" / "results" / "scale" / f"vllm-{DEMO}-cpu.json"
     session.run("python", "tests/live_scale.py", "--output", str(output), *session.posargs, env=cache_for(DEMO))
     session.run("python", "-m", "contract_tests.docs")
+    session.run("python", "tests/live_store.py", env=cache_for(DEMO))
     session.run("pytest", "-q", "tests/test_training_launch.py", env={"OMP_NUM_THREADS": "1"})
 
 

@@ -30,9 +30,11 @@ from pipeline.commands import prepare_options as preparing
 from pipeline.commands.check_draft import check_draft_command
 from pipeline.commands.convert import convert
 from pipeline.commands.evaluate import evaluate
+from pipeline.commands.fetch import fetch
 from pipeline.commands.regenerate import regenerate
 from pipeline.commands.status import lines_of as status_lines
 from pipeline.commands.train import train
+from pipeline.object_store.address import shown
 from shims.errors import SpecshimError, UsageError
 
 app = typer.Typer(
@@ -135,7 +137,7 @@ def vocab(
 def extract(
     model_path: ModelPath,
     prepared_data: Annotated[Path, typer.Option(help="tokenized_data.jsonl of `prepare`.")],
-    output_dir: Annotated[Path, typer.Option(help="Folder for the hidden states.")],
+    output_dir: Annotated[Path, typer.Option(help="Folder for the hidden states, or s3://BUCKET/FOLDER.")],
     batch_size: Annotated[int, typer.Option(help="Rows handed to the engine at once.")] = 4,
     max_seq_len: MaxSeqLen = options.DEFAULT_MAX_SEQ_LEN,
     tp_size: Annotated[int, typer.Option(help="GPUs to spread the model over.")] = 1,
@@ -198,7 +200,7 @@ def extract(
     speed = (
         f" in {result.seconds:.1f} s, {result.computed_tokens / result.seconds:.0f} tokens/s" if result.seconds else ""
     )
-    _print(f"{result.rows} rows, {result.tokens} tokens -> {output_dir}")
+    _print(f"{result.rows} rows, {result.tokens} tokens -> {shown(output_dir)}")
     done = [f"{computed} rows computed{speed}"]
     done += [f"{result.kept_rows} found finished"] if result.kept_rows else []
     done += [f"{result.redone_rows} of them redone, being damaged"] if result.redone_rows else []
@@ -214,6 +216,7 @@ def extract(
 
 
 app.command()(convert)
+app.command()(fetch)
 app.command()(regenerate)
 app.command()(train)
 app.command("check-draft")(check_draft_command)
@@ -222,7 +225,7 @@ app.command()(evaluate)
 
 @app.command()
 def verify(
-    data: Annotated[Path, typer.Argument(help="Folder written by `extract`.")],
+    data: Annotated[Path, typer.Argument(help="Folder written by `extract`, or s3://BUCKET/FOLDER.")],
     model: Annotated[str | None, typer.Option(help="The model the states came from.")] = None,
     sample: Annotated[int, typer.Option(help="Rows to recompute.")] = 8,
     seed: Annotated[int, typer.Option(help="Which rows.")] = 0,

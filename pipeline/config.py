@@ -77,6 +77,7 @@ class ExtractConfig:
     model_path: str
     prepared_data: Path
     output_dir: Path
+    """A folder, or an address of an object store."""
     batch_size: int = 4
     """Rows handed to the engine at once."""
     max_seq_len: int = DEFAULT_MAX_SEQ_LEN
@@ -153,6 +154,7 @@ class VerifyConfig:
     """Hidden states against an independent reference."""
 
     data: Path
+    """A folder, or an address of an object store."""
     model: str | None = None
     sample: int = 8
     """Rows to recompute; all of them when there are fewer."""
@@ -170,6 +172,7 @@ class TrainConfig:
     """Hidden states to an EAGLE-3 draft."""
 
     data: Path
+    """A folder, or an address of an object store."""
     vocab: Path
     model: str
     output_dir: Path
@@ -218,6 +221,10 @@ class TrainConfig:
     """Begin with it although it was trained on other layers."""
     tensorboard: bool = True
     """Write event files, where tensorboard is installed."""
+    cache_dir: Path | None = None
+    """Where rows of an object store are kept; None: in the user's cache folder."""
+    cache_gib: float = 50.0
+    """How much of them, in GiB."""
 
 
 @dataclass(frozen=True)

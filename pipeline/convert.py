@@ -19,6 +19,7 @@ from pipeline.layer_proof import prove_layers
 from pipeline.layers import AFTER, CONVENTIONS, LayerIds
 from pipeline.lock import exclusive
 from pipeline.model_info import ModelInfo
+from pipeline.object_store.address import refuse_addresses
 from pipeline.progress import stage_progress
 from pipeline.writing import writing
 from shims.errors import UsageError
@@ -98,6 +99,7 @@ def convert(config: ConvertConfig) -> Converted:
         UsageError: an option or the source cannot be used, or the states that the target needs are not there.
         DiskFull: the space ended; finished rows stay.
     """
+    refuse_addresses(config)
     plan = _plan(config)
     mapping = vocabulary_of(config.vocab, plan.source.record["model"]["fingerprint"])
     if plan.source.foreign and plan.model is not None:

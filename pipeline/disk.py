@@ -28,9 +28,13 @@ class RowSize:
 
     def of(self, tokens: int) -> int:
         """Bytes of a row of that many tokens, states, ids, mask and header."""
+        return self.numbers(tokens) + _HEADER_BYTES
+
+    def numbers(self, tokens: int) -> int:
+        """The same without the header."""
         states = tokens * self.num_layers * self.hidden_size * _ITEM_BYTES[self.store_dtype]
         scales = 4 * tokens * self.num_layers if self.store_dtype == "float8_e4m3" else 0
-        return states + scales + 16 * tokens + _HEADER_BYTES
+        return states + scales + 16 * tokens
 
     def total(self, lengths: Iterable[int]) -> int:
         """Bytes of rows of these lengths."""

@@ -10,6 +10,7 @@ from pipeline.evaluation.servers import serve
 from pipeline.evaluation.task import check_options, checked_draft, task_of, untrained_draft
 from pipeline.evaluation.texts import replay, teacher_force
 from pipeline.lock import exclusive
+from pipeline.object_store.address import refuse_addresses
 
 
 def evaluate(config: EvaluateConfig) -> Results:
@@ -19,6 +20,7 @@ def evaluate(config: EvaluateConfig) -> Results:
         UsageError: options, draft or data cannot be used.
         SpecshimError: the draft does not fit the server (and ``force`` was not given).
     """
+    refuse_addresses(config)
     check_options(config)
     checked = checked_draft(config)
     with exclusive(config.output_dir):

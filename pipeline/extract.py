@@ -21,7 +21,7 @@ from pipeline.engines import DIRECT, Engine, open_engine
 from pipeline.engines.direct import StreamingEngine, open_streaming
 from pipeline.finishing import finish_formats, vocabulary_of
 from pipeline.formats.stores import Claim
-from pipeline.job import Job, engine_options, plan_job, refuse_foreign_folder, row_sink_settings, settings_of
+from pipeline.job import Job, engine_options, placed, plan_job, refuse_foreign_folder, row_sink_settings, settings_of
 from pipeline.lock import shared
 from pipeline.preflight import choose, preflight
 from pipeline.progress import StageProgress, console, heartbeat, stage_progress
@@ -84,10 +84,10 @@ def extract(config: ExtractConfig) -> Extracted:
     job = plan_job(config)
     mapping = vocabulary_of(config.vocab, job.model.fingerprint)
     say_plan(job)
-    with shared(config.output_dir, job.shard):
+    with placed(job) as job, shared(job.config.output_dir, job.shard):
         settings = settings_of(job)
         refuse_foreign_folder(job, settings)
-        wait_for_writers(config.output_dir)
+        wait_for_writers(job.config.output_dir)
         rows = job.rows()
         result = survey(job, rows)
         missing = result.missing
@@ -104,7 +104,8 @@ def extract(config: ExtractConfig) -> Extracted:
             try:
                 if job.config.preflight:
                     _preflight(job, rows, engine, missing)
-                run = run_history.begin(config.output_dir, record, engine=job.engine, shard=str(job.shard))
+                run = run_history.begin(job.config.output_dir, record, engine=job.engine, shard=str(job.shard))
+                job.target.publish()
                 _compute(job, rows, engine, missing, stack, done)
             finally:
                 engine.close()
@@ -123,7 +124,8 @@ def _compute(
 ) -> None:
     claim = Claim(len(job.data), job.owns, rows.bad.rows.keys())
     size = {index: job.row_bytes.of(length) for index, length in zip(missing, rows.lengths(missing), strict=True)}
-    space = disk.Space(job.config.output_dir, sum(size.values()), int(job.config.min_free_gib * disk.GIB))
+    reserve = int(job.config.min_free_gib * disk.GIB)
+    space = job.target.space(job.config.output_dir, sum(size.values()), reserve)
     with stage_progress("extract", len(missing)) as progress:
         if isinstance(engine, StreamingEngine):
             # The worker writes; here, what a killed run left is cleared before, and full shards are named after.
@@ -179,6 +181,7 @@ def _told_of_a_full_disk(stream: Iterator[Settled], space: disk.Space) -> Iterat
 def _left_out(job: Job, rows: RowSet, bad: BadRow) -> None:
     if job.config.max_bad:
         rows.bad.add(bad)
+        job.target.publish()
     refuse_too_many(rows.bad, job.config.max_bad, bad)
 
 
@@ -202,6 +205,7 @@ def finish(
         finish_formats(job.format, folder, rows.tokens, rows.bad.indices, record, mapping)
     facts = {"rows": done.computed_rows, "tokens": done.computed_tokens, "seconds": round(done.seconds, 2)}
     run_history.end(folder, "extract", run, facts, **fields)
+    job.target.publish()
 
 
 def status(config: ExtractConfig) -> Survey:
@@ -210,9 +214,9 @@ def status(config: ExtractConfig) -> Survey:
     Raises:
         UsageError: as :func:`extract`.
     """
-    job = plan_job(config)
-    refuse_foreign_folder(job, settings_of(job))
-    return job.rows().survey(job.owns, content=config.check_content)
+    with placed(plan_job(config), writing=False) as job:
+        refuse_foreign_folder(job, settings_of(job))
+        return job.rows().survey(job.owns, content=config.check_content)
 
 
 def survey(job: Job, rows: RowSet) -> Survey:
@@ -253,9 +257,9 @@ def say_estimate(job: Job, rows: RowSet, missing: Sequence[int], stack: str) -> 
     needed = job.row_bytes.total(lengths)
     previous = manifest.read(folder, "extract")
     time = duration.describe(job.model, sum(lengths), job.dtype, job.config.tp_size, previous)
-    free = disk.human(disk.free_bytes(folder))
     console.print(
-        f"{len(missing)} rows to compute, {sum(lengths)} tokens: {disk.human(needed)} of {free} free; time {time}",
+        f"{len(missing)} rows to compute, {sum(lengths)} tokens: {disk.human(needed)}"
+        f"{job.target.describe_room(folder)}; time {time}",
         highlight=False,
         soft_wrap=True,
     )
@@ -270,7 +274,7 @@ def say_estimate(job: Job, rows: RowSet, missing: Sequence[int], stack: str) -> 
     if not job.config.ignore_space:
         files = -(-len(missing) // job.config.rows_per_file) if job.format.many_rows_per_file else len(missing)
         reserve = int(job.config.min_free_gib * disk.GIB)
-        disk.refuse_what_does_not_fit(folder, needed, files, reserve, "--ignore-space")
+        job.target.refuse_what_does_not_fit(folder, needed, files, reserve)
 
 
 def say_plan(job: Job) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipeline import disk, manifest
@@ -14,11 +14,13 @@ from pipeline.devices import computing_dtype
 from pipeline.engines import EngineOptions, check_engine, chosen, max_tokens
 from pipeline.engines.row_sink import RowSinkSettings
 from pipeline.formats import Wanted, float8
-from pipeline.formats.registry import NORMED, RESIDUAL, Format, get_format, recognised
+from pipeline.formats.registry import NORMED, RESIDUAL, Format, get_format
 from pipeline.formats.sidecars import check_datasets_installed
 from pipeline.formats.stores import RowStore
 from pipeline.layers import LayerIds, resolve
 from pipeline.model_info import ModelInfo, read_model, refuse_missing_weights, refuse_remote_code, sha256_file
+from pipeline.object_store.address import is_address, parse, refuse_addresses
+from pipeline.places import Target
 from pipeline.preflight import check_options
 from pipeline.prepared import PreparedFile
 from pipeline.row_set import RowSet
@@ -49,6 +51,8 @@ class Job:
     shard: Shard
     chat_template_sha256: str | None
     """Of the template that the rows were prepared with, where their manifest says it."""
+    target: Target = field(default_factory=Target)
+    """Where the rows go; ``config.output_dir`` holds the files beside them."""
 
     @property
     def last_state(self) -> str:
@@ -84,7 +88,7 @@ class Job:
 
     def open_store(self) -> RowStore:
         """The output folder's rows."""
-        return self.format.open(self.config.output_dir, self.config.rows_per_file)
+        return self.target.open_store(self.format, self.config.output_dir, self.config.rows_per_file)
 
     def owns(self, index: int) -> bool:
         """Whether this process computes row ``index``."""
@@ -98,8 +102,12 @@ def plan_job(config: ExtractConfig) -> Job:
         UsageError: naming the flag, or the file and line.
     """
     _check_numbers(config)
-    _refuse_object_store(config)
-    form = get_format(config.format)
+    refuse_addresses(config, ("output_dir",))
+    form, shard = get_format(config.format), parse_shard(config.shard)
+    if is_address(config.output_dir):
+        from pipeline.object_store import target
+
+        target.check_options(parse(config.output_dir, "--output-dir"), form, shard)
     model = read_model(config.model_path)
     refuse_remote_code(model, config.trust_remote_code)
     refuse_missing_weights(model)
@@ -121,7 +129,7 @@ def plan_job(config: ExtractConfig) -> Job:
     check_datasets_installed(form.name)
     return Job(
         config, engine, model, layers, data, max_tokens(model, config.max_seq_len), dtype, store_dtype, form,
-        parse_shard(config.shard), (source or {}).get("chat_template_sha256"),
+        shard, (source or {}).get("chat_template_sha256"),
     )  # fmt: skip
 
 
@@ -150,17 +158,20 @@ def _check_numbers(config: ExtractConfig) -> None:
     check_options(config.preflight, config.preflight_against)
 
 
-def _refuse_object_store(config: ExtractConfig) -> None:
-    """A row is made durable by a rename and guarded by a lock of the file system; an object store has neither."""
-    found = re.match(r"[a-z][a-z0-9+.-]+:/", str(config.output_dir))
-    if found:
-        raise UsageError(
-            "--output-dir",
-            "a folder of a file system, local or shared (NFS, Lustre, …)",
-            f"an address, {found[0]}/…",
-            "write to a file system that all machines share, then copy the finished folder there; --format sharded "
-            "makes few large files",
-        )
+@contextlib.contextmanager
+def placed(job: Job, writing: bool = True) -> Iterator[Job]:
+    """The job with its target opened, and locked where there is to be writing; a folder has a lock of its own.
+
+    Raises:
+        UsageError: an address that cannot be used, or is in use.
+    """
+    if not is_address(job.config.output_dir):
+        yield job
+        return
+    from pipeline.object_store.target import opened
+
+    with opened(parse(job.config.output_dir, "--output-dir"), writing) as target:
+        yield replace(job, config=replace(job.config, output_dir=target.folder), target=target)
 
 
 def settings_of(job: Job) -> dict[str, Any]:
@@ -192,12 +203,12 @@ def refuse_foreign_folder(job: Job, settings: Mapping[str, Any]) -> None:
         )
     existing = manifest.read(folder, "extract")
     if existing is None:
-        strange = recognised(folder)
+        strange = job.target.strange(folder)
         if strange:
             raise UsageError(
                 f"--output-dir {folder}",
                 f"a new folder, or one with the {manifest.FILE_NAME} of its rows",
-                f"row files ({strange[0].name}) without {manifest.FILE_NAME}",
+                f"{strange} without {manifest.FILE_NAME}",
                 "choose another --output-dir",
             )
         return
@@ -238,7 +249,7 @@ def row_sink_settings(job: Job, stack: str) -> RowSinkSettings:
         stack: for the rows' headers, see `pipeline.run_history`.
     """
     return RowSinkSettings(
-        folder=str(job.config.output_dir),
+        folder=job.target.address or str(job.config.output_dir),
         format=job.format.name,
         rows_per_file=job.config.rows_per_file,
         prepared_data=str(job.config.prepared_data),

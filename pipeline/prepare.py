@@ -18,6 +18,7 @@ from pipeline.formats.torch_files import to_bytes
 from pipeline.lock import exclusive
 from pipeline.masking import THINKING
 from pipeline.model_info import read_model, refuse_remote_code
+from pipeline.object_store.address import refuse_addresses
 from pipeline.prepared import DATA_NAME
 from pipeline.progress import stage_progress
 from pipeline.row_preparation import Refused, Settings, Tokenized, prepare_row, prepare_rows
@@ -141,6 +142,7 @@ def first_rows(config: PrepareConfig, count: int) -> tuple[Any, Iterator[Tokeniz
 
 def _opened(config: PrepareConfig) -> tuple[ConversationFiles, Any, Settings, dict[str, Any]]:
     """Check every option; returns the input, the tokenizer, what decides a row, and the model for the manifest."""
+    refuse_addresses(config)
     for flag, value, low in (("--max-seq-len", config.max_seq_len, 2), ("--workers", config.workers, 1)):
         if value < low:
             raise UsageError(flag, f"at least {low}", str(value), "give a larger number")

@@ -22,6 +22,7 @@ from pipeline.conversations import Message, RowFault
 from pipeline.devices import computing_dtype
 from pipeline.lock import exclusive
 from pipeline.model_info import read_model, refuse_missing_weights, refuse_remote_code
+from pipeline.object_store.address import refuse_addresses
 from pipeline.progress import stage_progress
 from pipeline.speaker import Speaker, open_speaker
 from shims.errors import UsageError
@@ -66,6 +67,7 @@ def regenerate(config: RegenerateConfig) -> Regenerated:
     Raises:
         UsageError: an option, the input or one of its rows cannot be used.
     """
+    refuse_addresses(config)
     _check(config)
     files = ConversationFiles(config.input, config.split)
     model = read_model(config.model_path)

@@ -5,12 +5,14 @@ The files are the truth; nothing here counts on what an earlier run said it did.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pipeline.at_once import answers, threads_for
 from pipeline.bad_rows import BadRows
 from pipeline.formats import DamagedRow, Wanted
-from pipeline.formats.stores import RowStore
+from pipeline.formats.stores import Remote, RowStore
 from pipeline.prepared import PreparedFile
 
 
@@ -61,10 +63,13 @@ class RowSet:
     def survey(self, owns: Callable[[int], bool] = lambda index: True, content: bool = False) -> Survey:
         """Check the rows that ``owns`` picks; the counts of rows and tokens are those of the whole data.
 
+        Rows that would have to be fetched for it are judged by what a listing tells of them.
+
         Args:
             content: read the states and compare them with their hash, too.
         """
         found = Survey()
+        mine = array("Q")
         for index, length in enumerate(self.data.lengths):
             found.rows += 1
             found.tokens += min(length, self.row_limit)
@@ -74,14 +79,27 @@ class RowSet:
             if index in self.bad.rows:
                 found.bad.append(index)
                 continue
-            try:
-                self.check(index, content)
+            mine.append(index)
+        if isinstance(self.store, Remote):
+            self.store.indices()  # asks anew for the listing
+        states = answers(lambda index: self._state(index, content), mine, threads_for(self.store, whole=content))
+        for index, outcome in zip(mine, states, strict=True):
+            if outcome is None:
                 found.done += 1
-            except FileNotFoundError:
+            elif isinstance(outcome, FileNotFoundError):
                 found.missing.append(index)
-            except DamagedRow as damage:
-                found.damaged[index] = str(damage)
+            else:
+                found.damaged[index] = str(outcome)
         return found
+
+    def _state(self, index: int, content: bool) -> DamagedRow | FileNotFoundError | None:
+        """What is wrong with a row; None where nothing is."""
+        try:
+            check = self.store.glance if isinstance(self.store, Remote) else self.store.check
+            check(index, self._wanted(index, content))
+        except (DamagedRow, FileNotFoundError) as damage:
+            return damage
+        return None
 
     def check(self, index: int, content: bool = False) -> int:
         """Compare one stored row with the prepared one.
@@ -93,11 +111,13 @@ class RowSet:
             DamagedRow: it is not that row.
             FileNotFoundError: there is no such row.
         """
+        return self.store.check(index, self._wanted(index, content))
+
+    def _wanted(self, index: int, content: bool) -> Wanted:
         _, ids, mask = self.row(index)
-        wanted = Wanted(
+        return Wanted(
             self.wanted.num_layers, self.wanted.hidden_size, self.wanted.dtype, self.header(index), ids, mask, content
         )
-        return self.store.check(index, wanted)
 
     def all_there(self) -> bool:
         """Whether every row has a file or is on the list of bad ones; the files are not opened."""

@@ -10,10 +10,12 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from pipeline.formats.stores import RowStore
+from pipeline.formats.stores import Remote, RowStore
 from pipeline.training_series import Series
+from shims.errors import SpecshimError
 
 Batch = dict[str, Any]
+_ERROR = "error"
 
 
 class PackedRows:
@@ -57,7 +59,12 @@ class PackedRows:
         """The batch of the given groups of positions, one group for each packed sequence."""
         import torch
 
-        packed = [self._pack(group) for group in groups]
+        self.expect(groups)
+        try:
+            packed = [self._pack(group) for group in groups]
+        except SpecshimError as error:
+            # A loader's process hands on an error's text alone; its four parts go the way of batches.
+            return {_ERROR: (error.where, error.wanted, error.found, error.next_step)}
         batch: Batch = {
             name: torch.cat([part[name] for part in packed]) if len(packed) > 1 else packed[0][name]
             for name in packed[0]
@@ -72,6 +79,11 @@ class PackedRows:
             batch["error_records"] = 0
         batch["tokens"] = sum(map(sum, extents))
         return batch
+
+    def expect(self, groups: Sequence[Sequence[int]]) -> None:
+        """Have the rows of a batch fetched that is asked for soon; nothing where they are files."""
+        if isinstance(self._store, Remote):
+            self._store.expect([self._rows[int(position)] for group in groups for position in group])
 
     def _pack(self, group: Sequence[int]) -> Batch:
         import torch
@@ -204,6 +216,10 @@ class BatchStream:
             prefetch_factor=2 if self._workers else None,
         )
         for batch in loader:
+            if not self._workers and done + 1 < len(groups):
+                self._rows.expect(groups[done + 1])
+            if _ERROR in batch:
+                raise SpecshimError(*batch[_ERROR])
             tokens = batch.pop("tokens")
             if self._before is not None:
                 self._before(tokens)

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline import manifest
+from pipeline.at_once import answers, threads_for
 from pipeline.config import TrainConfig
 from pipeline.devices import check_device
 from pipeline.formats import DamagedRow, Wanted
-from pipeline.formats.registry import RESIDUAL, open_rows
+from pipeline.formats.registry import RESIDUAL
 from pipeline.layers import LayerIds
 from pipeline.model_info import ModelInfo, read_model, refuse_remote_code
+from pipeline.object_store.address import refuse_addresses, shown
+from pipeline.places import open_data, viewed
 from pipeline.progress import console
 from pipeline.vocab import load_mapping
 from shims.errors import UsageError
@@ -47,6 +50,7 @@ def check_inputs(config: TrainConfig, lengths: dict[int, int] | None = None) -> 
         UsageError: data, vocabulary and model do not belong together, or the data lacks what a
             draft needs.
     """
+    refuse_addresses(config, ("data",))
     for flag, value, low in (
         ("--epochs", config.epochs, 1),
         ("--ttt-steps", config.ttt_steps, 1),
@@ -75,6 +79,7 @@ def check_inputs(config: TrainConfig, lengths: dict[int, int] | None = None) -> 
         ("--lr", config.lr, "above 0"),
         ("--ttt-step-loss-decay", config.ttt_step_loss_decay, "above 0"),
         ("--noise-std", config.noise_std, "of at least 0"),
+        ("--cache-gib", config.cache_gib, "of at least 0"),
     ):
         if not math.isfinite(number) or number < 0 or (number == 0 and least == "above 0"):
             raise UsageError(flag, f"a number {least}", str(number), "give such a number")
@@ -82,8 +87,9 @@ def check_inputs(config: TrainConfig, lengths: dict[int, int] | None = None) -> 
         check_device("--device", config.device)
     if not 0 < config.val_share < 1:
         raise UsageError("--val-share", "a share between 0 and 1", str(config.val_share), "give such a share")
-    record = manifest.require_rows(config.data, "--data")
-    where = str(config.data / manifest.FILE_NAME)
+    with viewed(config.data, "--data") as view:
+        record = manifest.require_rows(view.folder, "--data")
+    where = shown(config.data / manifest.FILE_NAME)
     if not record.get("complete"):
         raise UsageError(
             where, "a finished extraction", "complete = false", "run the same `specshim extract` again to finish it"
@@ -137,11 +143,11 @@ def _row_lengths(config: TrainConfig, record: dict[str, Any]) -> dict[int, int]:
     folder = config.data
     lengths: dict[int, int] = {}
     useless = 0
-    store = open_rows(folder, record)
+    store = open_data(folder, record, "--data")
     left_out = {bad["row"] for bad in record.get("bad_rows", [])}
-    for index in range(int(record["counts"]["rows"])):
-        if index in left_out:
-            continue
+    indices = [index for index in range(int(record["counts"]["rows"])) if index not in left_out]
+
+    def length_and_mask(index: int) -> tuple[int, list[int] | None] | DamagedRow | FileNotFoundError:
         wanted = Wanted(
             num_layers=len(record["layers"]["ids"]),
             hidden_size=record["model"]["hidden_size"],
@@ -149,16 +155,20 @@ def _row_lengths(config: TrainConfig, record: dict[str, Any]) -> dict[int, int]:
             header={"model_fingerprint": record["model"]["fingerprint"], "row": str(index)},
         )
         try:
-            length = store.check(index, wanted)
-            _, mask = store.tokens(index)
+            return store.check(index, wanted), store.tokens(index)[1]
         except (DamagedRow, FileNotFoundError) as damage:
-            reason = "missing" if isinstance(damage, FileNotFoundError) else str(damage)
+            return damage
+
+    for index, found in zip(indices, answers(length_and_mask, indices, threads_for(store)), strict=True):
+        if not isinstance(found, tuple):
+            reason = "missing" if isinstance(found, FileNotFoundError) else str(found)
             raise UsageError(
                 f"row {index} in {store.locate(index)}",
                 "a whole row",
                 reason,
                 "run the same `specshim extract` again to repair it",
-            ) from damage
+            ) from found
+        length, mask = found
         # The first token is never predicted, and a long row is cut to the batch.
         if mask is not None and any(mask[1 : config.max_seq_len + 1]):
             lengths[index] = length
@@ -168,7 +178,7 @@ def _row_lengths(config: TrainConfig, record: dict[str, Any]) -> dict[int, int]:
         console.print(f"{len(left_out)} rows are left out: their states were bad", highlight=False)
     if len(lengths) < 2:
         raise UsageError(
-            f"--data {folder}",
+            f"--data {shown(folder)}",
             f"at least two rows with a trainable token among the first {config.max_seq_len}, one of them held out",
             f"{len(lengths)} of {len(lengths) + useless}",
             "extract more rows, or look at their loss masks",

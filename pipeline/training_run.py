@@ -12,7 +12,8 @@ from pipeline import training_checkpoint as checkpoints
 from pipeline import training_compat as compat
 from pipeline import training_parallel as parallel
 from pipeline.config import TrainConfig
-from pipeline.formats.registry import open_rows
+from pipeline.object_store.keeping import kept_rows
+from pipeline.places import open_data
 from pipeline.progress import console, stage_progress
 from pipeline.training_attention import DENSE_ATTENTION, choose_attention
 from pipeline.training_batches import BatchStream, PackedRows
@@ -112,7 +113,7 @@ class Run:
         long_rows = sum(length - 1 > config.max_seq_len for length in data.lengths.values())
         if long_rows:
             console.print(f"{long_rows} rows are longer than {config.max_seq_len} tokens and are cut", highlight=False)
-        store = open_rows(config.data, data.record)
+        store = open_data(config.data, data.record, "--data", lambda: kept_rows(config, data.record))
         replicas = ranks.size * config.accumulate
         streams = []
         for part, (rows, noise) in enumerate(

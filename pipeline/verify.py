@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rich.table import Table
@@ -13,9 +13,12 @@ from pipeline import manifest
 from pipeline.config import VerifyConfig
 from pipeline.devices import check_device
 from pipeline.formats import StateRow, float8
-from pipeline.formats.registry import NORMED, RESIDUAL, open_rows
+from pipeline.formats.registry import NORMED, RESIDUAL
+from pipeline.formats.stores import RowStore
 from pipeline.layers import LayerIds
 from pipeline.model_info import ModelInfo, read_model, refuse_remote_code
+from pipeline.object_store.address import refuse_addresses
+from pipeline.places import View, viewed
 from pipeline.prepared import PreparedFile
 from pipeline.progress import stage_progress
 from pipeline.reference import Reference, relative_errors
@@ -127,6 +130,12 @@ def verify(config: VerifyConfig) -> Verified:
         UsageError: the folder, the model or an option cannot be used. Wrong data is no
             exception: it is in ``faults``.
     """
+    refuse_addresses(config, ("data",))
+    with viewed(config.data, "data folder") as view:
+        return _verify(replace(config, data=view.folder), view)
+
+
+def _verify(config: VerifyConfig, view: View) -> Verified:
     record = manifest.require_rows(config.data, "data folder")
     layers = LayerIds(tuple(record["layers"]["ids"]), record["layers"]["convention"])
     result = Verified(layers, content=not config.structure_only)
@@ -140,12 +149,14 @@ def verify(config: VerifyConfig) -> Verified:
     prepared = (
         PreparedFile(config.prepared, record["model"]["vocab_size"], "--prepared-data") if config.prepared else None
     )
-    files = check_files(config.data, record, prepared, content=result.content)
+    store = view.open_rows(record)
+    strangers = view.fetch_beside(store)
+    files = check_files(config.data, record, prepared, store, content=result.content, strangers=strangers)
     result.rows, result.tokens, result.left_out = files.rows, files.tokens, files.left_out
-    result.faults += files.faults
+    result.faults += map(view.says, files.faults)
     if model is not None and files.good:
         sample = sorted(random.Random(config.seed).sample(files.good, min(config.sample, len(files.good))))
-        _compare(config, record, model, sample, result)
+        _compare(config, record, model, store, sample, result)
     return result
 
 
@@ -162,7 +173,12 @@ def _matching_model(config: VerifyConfig, path: str, record: dict[str, Any]) -> 
 
 
 def _compare(
-    config: VerifyConfig, record: dict[str, Any], model: ModelInfo, sample: list[int], result: Verified
+    config: VerifyConfig,
+    record: dict[str, Any],
+    model: ModelInfo,
+    store: RowStore,
+    sample: list[int],
+    result: Verified,
 ) -> None:
     reference = Reference(
         model,
@@ -171,7 +187,6 @@ def _compare(
         device=config.device,
         trust_remote_code=config.trust_remote_code,
     )
-    store = open_rows(config.data, record)
     with stage_progress("verify", len(sample)) as progress:
         for index in sample:
             row = store.read(index)

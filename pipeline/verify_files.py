@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pipeline import manifest
+from pipeline.at_once import answers, threads_for
 from pipeline.content_checks import fault_of_states
 from pipeline.formats import DamagedRow, Wanted
 from pipeline.formats.content import check_content
-from pipeline.formats.registry import RESIDUAL, get_format, open_rows
+from pipeline.formats.registry import DEFAULT, RESIDUAL, get_format
+from pipeline.formats.sidecars import check_lengths, no_strangers, would_be_a_sample
+from pipeline.formats.stores import Located, RowStore
 from pipeline.prepared import PreparedFile
-from pipeline.progress import StageProgress, stage_progress
+from pipeline.progress import stage_progress
 
 
 @dataclass
@@ -29,18 +32,27 @@ class Files:
     faults: list[str] = field(default_factory=list)
 
 
-def check_files(folder: Path, record: Mapping[str, Any], prepared: PreparedFile | None, content: bool) -> Files:
+def check_files(
+    folder: Path,
+    record: Mapping[str, Any],
+    prepared: PreparedFile | None,
+    store: RowStore,
+    *,
+    content: bool,
+    strangers: Sequence[str] = (),
+) -> Files:
     """Check every row's file; nothing that is found wrong ends the check.
 
     Args:
         record: the folder's manifest.
         prepared: the rows that the states should belong to; None skips that comparison.
+        store: its rows.
         content: read the states too: their hash, and whether they can be right.
+        strangers: what is neither a row nor beside the rows, where that does not lie in the folder.
     """
     found = Files()
     if not record.get("complete"):
         found.faults.append(f"{folder / manifest.FILE_NAME}: the extraction has not finished")
-    store = open_rows(folder, record)
     try:
         present = store.indices()
     except DamagedRow as damage:
@@ -58,24 +70,36 @@ def check_files(folder: Path, record: Mapping[str, Any], prepared: PreparedFile 
     for index in sorted(set(present) & left_out):
         found.faults.append(f"{_named(store.locate(index), index)}: there, though the manifest calls its states bad")
     with stage_progress("verify files", len(present)) as progress:
-        for index in present:
-            try:
-                _check_row(store, index, record, prepared, content, found, progress)
-            except (DamagedRow, FileNotFoundError) as damage:
-                found.faults.append(f"{_named(store.locate(index), index)}: {damage}")
-    found.faults += get_format(record.get("format", "hs_safetensors")).check_sidecars(folder, found.good, store)
+        threads = threads_for(store, whole=content)
+        judged = answers(lambda index: _judged(store, index, record, prepared, content), present, threads)
+        for index, outcome in zip(present, judged, strict=True):
+            if isinstance(outcome, str):
+                found.faults.append(f"{_named(store.locate(index), index)}: {outcome}")
+                continue
+            found.good.append(index)
+            found.rows += 1
+            found.tokens += outcome
+            progress.advance(rows=1, tokens=outcome)
+    form = get_format(record.get("format", DEFAULT))
+    found.faults += form.check_sidecars(folder, found.good, store)
+    if form.check_sidecars in (no_strangers, check_lengths):
+        found.faults += [would_be_a_sample(name) for name in strangers if name.endswith("pt")]
     return found
 
 
+def _judged(
+    store: RowStore, index: int, record: Mapping[str, Any], prepared: PreparedFile | None, content: bool
+) -> int | str:
+    """Tokens of a row, or what is wrong with it."""
+    try:
+        return _check_row(store, index, record, prepared, content)
+    except (DamagedRow, FileNotFoundError) as damage:
+        return str(damage)
+
+
 def _check_row(
-    store: Any,
-    index: int,
-    record: Mapping[str, Any],
-    prepared: PreparedFile | None,
-    content: bool,
-    found: Files,
-    progress: StageProgress,
-) -> None:
+    store: RowStore, index: int, record: Mapping[str, Any], prepared: PreparedFile | None, content: bool
+) -> int:
     owner = {
         "row": str(index),
         "layer_ids": " ".join(map(str, record["layers"]["ids"])),
@@ -98,11 +122,8 @@ def _check_row(
         )
         if fault:
             raise DamagedRow(fault)
-    found.good.append(index)
-    found.rows += 1
-    found.tokens += tokens
-    progress.advance(rows=1, tokens=tokens)
+    return tokens
 
 
-def _named(path: Path, index: int) -> str:
+def _named(path: Located, index: int) -> str:
     return str(path) if str(index) in path.name else f"{path}, row {index}"

@@ -22,6 +22,7 @@ from pipeline.config import VocabConfig
 from pipeline.formats.arrays import npy_bytes
 from pipeline.lock import exclusive
 from pipeline.model_info import sha256_file
+from pipeline.object_store.address import refuse_addresses
 from pipeline.prepare import FREQ_NAME
 from shims.errors import SpecshimError, UsageError
 
@@ -207,6 +208,7 @@ def build_vocab(config: VocabConfig) -> VocabResult:
     Raises:
         UsageError: the prepared folder or the size cannot be used.
     """
+    refuse_addresses(config)
     source = manifest.require(config.prepared, "prepare", "--prepared")
     target = int(source["model"]["vocab_size"])
     if not 1 <= config.draft_vocab_size <= target:

@@ -222,7 +222,7 @@ class Trial:
     def __init__(self, place: Place, form: str, choose: random.Random, store_dtype: str = "auto") -> None:
         self._place, self._form, self._choose, self._more = place, form, choose, ("--store-dtype", store_dtype)
         self.outcome = Outcome(form if store_dtype == "auto" else f"{form} {store_dtype}")
-        folder = place.root / "undisturbed"
+        folder = self.folder("undisturbed")
         counts = place.root / "lines.json"
 
         def count_lines() -> None:
@@ -236,23 +236,35 @@ class Trial:
 
             os._exit = count_and_leave  # type: ignore[assignment]
 
-        shutil.rmtree(folder, ignore_errors=True)
+        self.remove(folder)
         code = wait(run(place.arguments(form, folder, *self._more), place.said, count_lines))
         assert code == 0, place.said.read_text()[-2000:]
         self.lines = dict(zip((False, True), json.loads(counts.read_text()), strict=True))
-        shutil.rmtree(folder)
+        self.remove(folder)
         started = time.monotonic()
         assert wait(run(place.arguments(form, folder, *self._more), place.said)) == 0
         self.seconds = time.monotonic() - started
-        self.wanted = contents(folder)
+        self.wanted = contents(self.seen(folder))
         assert len(self.wanted) == ROWS
-        shutil.rmtree(folder)
+        self.remove(folder)
         place.computed()
+
+    def folder(self, name: str) -> Path:
+        """Where rows are written to."""
+        return self._place.root / name
+
+    def remove(self, folder: Path) -> None:
+        """Begin anew."""
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def seen(self, folder: Path) -> Path:
+        """Where the rows can be read as files."""
+        return folder
 
     def set_under_fire(self, kills: int, shards: int) -> None:
         """Begin a data set, kill its extraction ``kills`` times, let it end, and judge it."""
-        folder = self._place.root / "states"
-        shutil.rmtree(folder, ignore_errors=True)
+        folder = self.folder("states")
+        self.remove(folder)
         for _ in range(kills):
             self._round(folder, shards, self._one_kill)
         self._round(folder, shards, lambda missing: Plan("none", lambda: None, None))
@@ -270,7 +282,7 @@ class Trial:
 
     def _round(self, folder: Path, shards: int, plan: Callable[[float], Plan]) -> None:
         """Run all shards at once, each killed as planned; what was finished before must not be computed."""
-        before = finished(folder)
+        before = finished(self.seen(folder))
         self.outcome.rows_found_finished += len(before)
         children: list[tuple[int, Plan]] = []
         for number in range(1, shards + 1):
@@ -296,11 +308,12 @@ class Trial:
         if code != 0:
             self.outcome.faults.append(f"verify: exit code {code}: {self._place.said.read_text()[-1500:]}")
             return
-        found = contents(folder)
+        seen = self.seen(folder)
+        found = contents(seen)
         if found != self.wanted:
             rows = [index for index in self.wanted if found.get(index) != self.wanted[index]]
             self.outcome.faults.append(f"rows {rows[:10]} differ from the undisturbed run")
-        left = [path.name for path in folder.rglob("*") if ".tmp-" in path.name or path.name.endswith(".part")]
+        left = [path.name for path in seen.rglob("*") if ".tmp-" in path.name or path.name.endswith(".part")]
         if left:
             self.outcome.faults.append(f"left behind: {left[:5]}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from pipeline.lock import holder
+from pipeline.places import holder
 from pipeline.row_set import Survey
 
 

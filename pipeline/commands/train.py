@@ -25,7 +25,7 @@ def _is_given(context: typer.Context, name: str) -> bool:
 
 def train(
     context: typer.Context,
-    data: Annotated[Folder, _option("Folder written by `extract`.")] = None,
+    data: Annotated[Folder, _option("Folder written by `extract`, or s3://BUCKET/FOLDER.")] = None,
     vocab: Annotated[Folder, _option("Folder written by `vocab`.")] = None,
     model: Annotated[str | None, _option("The model the states came from (the verifier).")] = None,
     output_dir: Annotated[Folder, _option("Folder for the draft, metrics and checkpoints.")] = None,
@@ -62,6 +62,8 @@ def train(
     noise_std: Annotated[float, _option("Noise on the auxiliary states while training.")] = _DEFAULT["noise_std"],
     seed: Annotated[int, _option("Of split, order, noise and initial weights.")] = _DEFAULT["seed"],
     tensorboard: Annotated[bool, _option("Write TensorBoard event files.")] = _DEFAULT["tensorboard"],
+    cache_dir: Annotated[Folder, _option("Where rows of an s3:// address are kept.")] = None,
+    cache_gib: Annotated[float, _option("How much of them.")] = _DEFAULT["cache_gib"],
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run Python code that the model folder brings.")
     ] = False,

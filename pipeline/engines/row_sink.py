@@ -10,9 +10,10 @@ from typing import Any
 from pipeline.formats import StateRow
 from pipeline.formats.hs_safetensors import write_row
 from pipeline.formats.registry import get_format
+from pipeline.places import store_at
 from pipeline.prepared import PreparedFile
 from pipeline.row_storage import Storage
-from shims.errors import SpecshimError
+from shims.errors import SinkError, SpecshimError, UsageError
 
 REFERENCE = f"{__name__}:RowSink"
 PROBE = "probe-"
@@ -63,7 +64,7 @@ class RowSink:
     def __init__(self, **settings: Any) -> None:
         self._settings = RowSinkSettings(**settings)
         form = get_format(self._settings.format)
-        self._store = form.open(Path(self._settings.folder), self._settings.rows_per_file)
+        self._store = store_at(self._settings.folder, form, self._settings.rows_per_file)
         s = self._settings
         self._storage = Storage.of(s.store_dtype, s.last_state, s.model, s.trust_remote_code)
         self._lock = threading.Lock() if form.many_rows_per_file else None
@@ -92,7 +93,10 @@ class RowSink:
         row = self._storage.row(states, token_ids, mask, prepared.row_id)
         header = {"row": str(index), **self._settings.header}
         if self._lock is None:
-            self._store.write(index, row, header)
+            try:
+                self._store.write(index, row, header)
+            except UsageError as error:  # of an object store; what is no SinkError would be taken for wrong states
+                raise SinkError(error.where, error.wanted, error.found, error.next_step) from error
             return
         with self._lock:
             self._store.write(index, row, header)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pipeline.formats import StateRow, Wanted, float8, safetensors_row
-from shims.direct.rowfile import write_tensors
+from shims.direct.rowfile import to_bytes, write_tensors
 
 FOLDER = "hidden_states"
 
@@ -31,6 +31,11 @@ def write_row(path: Path, row: StateRow, metadata: Mapping[str, str]) -> int:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     return write_tensors(path, *safetensors_row.parts(row, metadata))
+
+
+def encode_row(row: StateRow, metadata: Mapping[str, str]) -> bytes:
+    """The file of a row, for a place that is no disk; see :func:`write_row`."""
+    return to_bytes(*safetensors_row.parts(row, metadata))
 
 
 def check_row(

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.formats import float8, hs_safetensors, shards, sidecars, specforge, speculators_pt
-from pipeline.formats.safetensors_row import encode as encode_safetensors
 from pipeline.formats.sidecars import Summary
 from pipeline.formats.stores import FileStore, Layout, RowStore
 from pipeline.layers import LayerIds
@@ -80,11 +79,12 @@ class Format:
 _HS = Layout(
     relative_path=lambda index: Path(hs_safetensors.FOLDER) / f"hs_{index}.safetensors",
     pattern=f"{hs_safetensors.FOLDER}/hs_*.safetensors",
-    encode=encode_safetensors,
+    encode=hs_safetensors.encode_row,
     read=hs_safetensors.read_stored,
     tokens=hs_safetensors.read_tokens,
     check=hs_safetensors.check_file,
     write=hs_safetensors.write_row,
+    safetensors=True,
 )
 _PT = Layout(
     relative_path=speculators_pt.relative_path,

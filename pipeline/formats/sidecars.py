@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pipeline.at_once import answers, threads_for
 from pipeline.atomic import sync_folder, write_bytes, write_text
 from pipeline.formats import torch_files
 from pipeline.formats.arrays import npy_bytes
@@ -75,9 +76,14 @@ def specforge(folder: Path, summary: Summary) -> None:
 
 def no_strangers(folder: Path, rows: Sequence[int], store: RowStore) -> list[str]:
     """Files that a trainer would take for samples, because their names end in "pt"."""
-    samples = {store.locate(index) for index in store.indices()}
+    samples: set[object] = {store.locate(index) for index in store.indices()}
     others = [path for path in folder.rglob("*pt") if path.is_file() and path not in samples]
-    return [f"{path}: would be read as a sample, because its name ends in pt" for path in sorted(others)]
+    return [would_be_a_sample(path) for path in sorted(others)]
+
+
+def would_be_a_sample(path: Path | str) -> str:
+    """What is wrong with such a file."""
+    return f"{path}: would be read as a sample, because its name ends in pt"
 
 
 def check_lengths(folder: Path, rows: Sequence[int], store: RowStore) -> list[str]:
@@ -88,7 +94,8 @@ def check_lengths(folder: Path, rows: Sequence[int], store: RowStore) -> list[st
         stated = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         return [*faults, f"{path}: {type(error).__name__}: {error}"]
-    found = {str(index): len(store.tokens(index)[0]) for index in rows}
+    ids = answers(lambda index: store.tokens(index)[0], rows, threads_for(store))
+    found = {str(index): len(numbers) for index, numbers in zip(rows, ids, strict=True)}
     return faults if stated == found else [*faults, f"{path}: other rows or lengths than the files have"]
 
 
@@ -100,8 +107,7 @@ def check_table(folder: Path, rows: Sequence[int], store: RowStore) -> list[str]
     except Exception as error:  # noqa: BLE001  whatever the library cannot read is a fault of the folder
         return [f"{folder}: no Arrow table ({type(error).__name__}: {error})"]
     faults = []
-    for index in rows:
-        ids, mask = store.tokens(index)
+    for index, (ids, mask) in zip(rows, answers(store.tokens, rows, threads_for(store)), strict=True):
         row = table[index] if index < len(table) else {}
         if row != {"input_ids": ids, "loss_mask": mask, "seq_len": len(ids)}:
             faults.append(f"{folder}: row {index} of the Arrow table is not what its file says")

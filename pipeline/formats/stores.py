@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from pipeline.atomic import clear_leftovers, sync_folder, write_bytes
 from pipeline.formats import StateRow, Wanted, float8
@@ -24,10 +24,19 @@ class Claim:
     """Rows that will never come, because their states were bad; may grow while rows are written."""
 
 
+class Located(Protocol):
+    """A path, or an address; its text names it whole."""
+
+    @property
+    def name(self) -> str:
+        """Its last part."""
+        ...
+
+
 class RowStore(Protocol):
     """Rows by index, from 0. A row that was written stays whole, or absent, through any kill."""
 
-    def locate(self, index: int) -> Path:
+    def locate(self, index: int) -> Located:
         """The file that holds the row, or would; for messages."""
         ...
 
@@ -73,6 +82,22 @@ class RowStore(Protocol):
         ...
 
 
+@runtime_checkable
+class Remote(Protocol):
+    """A store that a row has to be fetched from: what takes long is asked for side by side, or before it is needed."""
+
+    at_once: int
+    """Rows to ask for side by side."""
+
+    def glance(self, index: int, wanted: Wanted) -> int:
+        """As :meth:`RowStore.check`, without fetching what a listing can tell."""
+        ...
+
+    def expect(self, indices: Sequence[int]) -> None:
+        """Begin to fetch rows that will be read soon."""
+        ...
+
+
 @dataclass(frozen=True)
 class Layout:
     """A format of one file a row: where the files lie and how they are read and written."""
@@ -87,6 +112,8 @@ class Layout:
     check: Callable[[Path, Wanted], int]
     write: Callable[[Path, StateRow, Mapping[str, str]], int] | None = None
     """Write a row's file in one step, where that can be done without `encode`'s copies."""
+    safetensors: bool = False
+    """Whether a row's file is one of safetensors, whose beginning holds all but the states."""
 
 
 class FileStore:
@@ -95,6 +122,11 @@ class FileStore:
     def __init__(self, folder: Path, layout: Layout) -> None:
         self._folder, self._layout = folder, layout
         self._unsynced: set[Path] = set()
+
+    @property
+    def layout(self) -> Layout:
+        """Where the files lie and what is in them."""
+        return self._layout
 
     def locate(self, index: int) -> Path:
         """The file of the row."""

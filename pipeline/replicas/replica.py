@@ -18,8 +18,8 @@ from pipeline import manifest, run_history
 from pipeline.engines import EngineOptions
 from pipeline.engines.direct import StreamingEngine, open_streaming
 from pipeline.guardian import guard
-from pipeline.lock import signature
 from pipeline.model_info import read_model, sha256_file
+from pipeline.places import signature
 from pipeline.prepared import PreparedFile
 from pipeline.replicas.sink import LeasedSinkSettings
 from shims.direct.engine import Settled
@@ -89,7 +89,7 @@ class Replica:
 
     def _check_files(self) -> None:
         task = self._task
-        model, data, folder = task.options.model, Path(task.sink.prepared_data), Path(task.sink.folder)
+        model, data, folder = task.options.model, Path(task.sink.prepared_data), task.sink.folder
         for what, wanted, found in (
             (f"--output-dir {folder}", task.folder_signature, signature(folder)),
             (f"--prepared-data {data}", task.prepared_sha256, sha256_file(data) if data.is_file() else "no such file"),

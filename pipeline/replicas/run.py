@@ -16,8 +16,9 @@ from pipeline.extract import Extracted, finish, say_estimate, say_plan, survey
 from pipeline.finishing import vocabulary_of
 from pipeline.formats import DamagedRow
 from pipeline.formats.stores import Claim
-from pipeline.job import Job, engine_options, plan_job, refuse_foreign_folder, row_sink_settings, settings_of
-from pipeline.lock import exclusive, signature
+from pipeline.job import Job, engine_options, placed, plan_job, refuse_foreign_folder, row_sink_settings, settings_of
+from pipeline.lock import exclusive
+from pipeline.places import signature
 from pipeline.preflight import choose, preflight
 from pipeline.progress import StageProgress, heartbeat, stage_progress
 from pipeline.replicas.leases import Leases
@@ -50,10 +51,10 @@ def extract_with_replicas(config: ExtractConfig) -> Extracted:
     require_ray()
     mapping = vocabulary_of(config.vocab, job.model.fingerprint)
     say_plan(job)
-    with exclusive(config.output_dir), contextlib.ExitStack() as files:
+    with placed(job) as job, exclusive(job.config.output_dir), contextlib.ExitStack() as files:
         settings = settings_of(job)
         refuse_foreign_folder(job, settings)
-        leases = files.enter_context(contextlib.closing(Leases(config.output_dir)))
+        leases = files.enter_context(contextlib.closing(Leases(job.config.output_dir)))
         # What a killed run left behind may still be writing for a moment.
         leases.wait_for_all()
         for number in range(_ROUNDS):
@@ -116,7 +117,8 @@ class _Run:
         self._progress: StageProgress | None = None
         lengths = rows.lengths(missing)
         needed = job.row_bytes.total(lengths)
-        self._space = disk.Space(self._config.output_dir, needed, int(self._config.min_free_gib * disk.GIB))
+        reserve = int(self._config.min_free_gib * disk.GIB)
+        self._space = job.target.space(self._config.output_dir, needed, reserve)
         self._claim = Claim(len(job.data), absent=rows.bad.rows.keys())
 
     def compute(self) -> None:
@@ -150,12 +152,13 @@ class _Run:
     def _task(self) -> Task:
         # Each replica writes the name of its own stack into its rows. It may have another working folder.
         settings = asdict(row_sink_settings(self._job, stack=""))
-        settings |= {name: str(Path(settings[name]).absolute()) for name in ("folder", "prepared_data", "model")}
+        paths = ("prepared_data", "model") if self._job.target.address else ("folder", "prepared_data", "model")
+        settings |= {name: str(Path(settings[name]).absolute()) for name in paths}
         options = engine_options(self._job)
         options = replace(options, model=replace(options.model, path=options.model.path.absolute()))
         sink = LeasedSinkSettings(**settings, rows_per_chunk=self._rows_per_chunk)
         data = self._record["inputs"]["prepared_data"]
-        return Task(options, sink, data, signature(self._config.output_dir))
+        return Task(options, sink, data, signature(sink.folder))
 
     def _preflight(self, cluster: RayCluster, slot: int) -> None:
         job = self._job
@@ -178,6 +181,7 @@ class _Run:
         life.run = run_history.begin(
             self._config.output_dir, record, engine=DIRECT, shard=str(self._job.shard), replica=life.slot + 1
         )
+        self._job.target.publish()
 
     def _settled(self, life: Life, done: Sequence[int], faults: Mapping[int, str]) -> None:
         tokens = self._count(done)
@@ -190,6 +194,7 @@ class _Run:
             self._count([index])
             if self._config.max_bad:
                 self._rows.bad.add(bad)
+                self._job.target.publish()
             refuse_too_many(self._rows.bad, self._config.max_bad, bad)
         self._space.stop_at_low_water(0)
 
@@ -221,6 +226,7 @@ class _Run:
             seconds = round((life.last or 0.0) - (life.first or 0.0), 2)
             facts = {"rows": life.rows, "tokens": life.tokens, "seconds": max(0.0, seconds)}
             run_history.end(self._config.output_dir, "extract", life.run, facts)
+        self._job.target.publish()
 
 
 class _OneReplica:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.engines.row_sink import PROBE, RowSink, RowSinkSettings
+from pipeline.object_store.address import is_address
 from pipeline.replicas.leases import Leases
 
 _REFERENCE = f"{__name__}:LeasedSink"
@@ -31,7 +32,8 @@ class LeasedSink(RowSink):
     def __init__(self, **settings: Any) -> None:
         self._rows_per_chunk = int(settings.pop("rows_per_chunk"))
         super().__init__(**settings)
-        self._leases = Leases(Path(settings["folder"]))
+        # Objects appear whole: two processes that write one row leave one of two right ones.
+        self._leases = None if is_address(settings["folder"]) else Leases(Path(settings["folder"]))
         self._mine: set[int] = set()
         self._taking = threading.Lock()
 
@@ -41,12 +43,12 @@ class LeasedSink(RowSink):
         Raises:
             SpecshimError: another process holds the row's chunk, or the states have another dtype.
         """
-        if not row_id.startswith(PROBE):
-            self._take(int(row_id) // self._rows_per_chunk)
+        if self._leases is not None and not row_id.startswith(PROBE):
+            self._take(self._leases, int(row_id) // self._rows_per_chunk)
         super().write(row_id, token_ids, states)
 
-    def _take(self, chunk: int) -> None:
+    def _take(self, leases: Leases, chunk: int) -> None:
         with self._taking:
             if chunk not in self._mine:
-                self._leases.take(chunk)
+                leases.take(chunk)
                 self._mine.add(chunk)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.model_info import ModelInfo, read_model, refuse_remote_code
+from pipeline.object_store.address import refuse_addresses
 from pipeline.serving import facts
 from pipeline.serving.draft_folder import DraftFolder, read_draft
 from pipeline.serving.expected import expect, unreachable
@@ -101,6 +102,7 @@ def check_draft(config: CheckConfig) -> Checked:
         UsageError: draft, verifier or release cannot be read.
         SpecshimError: the installed vLLM did not answer.
     """
+    refuse_addresses(config)
     draft = read_draft(config.draft, "DRAFT")
     trained = trained_on(draft, config.trained_layer_ids)
     verifier = _verifier(config, draft, trained)

@@ -66,6 +66,16 @@ def write_tensors(path: Path, tensors: Mapping[str, Any], metadata: Mapping[str,
     return size
 
 
+def to_bytes(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> bytes:
+    """The same file in memory, where it does not go to a disk: each tensor is copied once.
+
+    Raises:
+        TypeError: as :func:`write_tensors`.
+    """
+    header, parts = _layout(tensors, metadata)
+    return b"".join([header, *parts])
+
+
 def temporary(path: Path) -> Path:
     """Where this process writes a file before it gets its name."""
     return path.with_name(f".{path.name}{TEMP_MARK}{os.getpid()}")
