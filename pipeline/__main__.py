@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib.util
 import json
 import re
 import shlex
@@ -45,6 +46,13 @@ app = typer.Typer(
 )
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LISTS = ("--layer-ids", "--source-layer-ids", "--trained-layer-ids")
+_DATA = "pip install 'specshim[data]'"
+_INSTALLED_BY = {
+    "vllm": "install vLLM, and speculators for the stock engine: `specshim plan` tells which pairs are known",
+    "torch": "install torch, in the build that this machine needs",
+    "speculators": "pip install 'specshim[train]'",
+} | dict.fromkeys(("numpy", "safetensors", "transformers", "tokenizers", "jinja2", "datasets", "pyarrow"), _DATA)
+"""Package that is yours to bring -> what brings it."""
 _out = Console()
 _err = Console(stderr=True)
 
@@ -382,6 +390,15 @@ def _explained(error: OSError) -> SpecshimError | None:
     return None
 
 
+def _missing(error: ModuleNotFoundError) -> SpecshimError | None:
+    """A refusal in place of a traceback, where a package is not installed that only some stages need."""
+    package = (error.name or "").partition(".")[0]
+    step = _INSTALLED_BY.get(package)
+    if step is None or importlib.util.find_spec(package) is not None:
+        return None
+    return SpecshimError("this environment", f"the package {package}, which this command needs", "not installed", step)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point.
 
@@ -407,6 +424,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(1)
     except Exception as error:  # noqa: BLE001  the last place where a message can be made
         explained = _explained(error) if isinstance(error, OSError) else None
+        explained = _missing(error) if isinstance(error, ModuleNotFoundError) else explained
         if explained is None:
             _complain(traceback.format_exc())
         _complain(str(explained or f"failed: {type(error).__name__}: {str(error).strip() or 'no message'}"))
