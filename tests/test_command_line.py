@@ -10,9 +10,9 @@ import pytest
 
 pytest.importorskip("typer")
 
-from pipeline.__main__ import main  # noqa: E402
-from shims.direct.engine import DirectEngine, DirectOptions  # noqa: E402
-from shims.errors import SpecshimError  # noqa: E402
+from pipeline.__main__ import main
+from shims.direct.engine import DirectEngine, DirectOptions
+from shims.errors import SpecshimError
 
 
 @pytest.mark.parametrize(
