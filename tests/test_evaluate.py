@@ -15,6 +15,8 @@ import pytest
 from draft_fixtures import write_draft, write_training
 from pipeline_fixtures import write_conversations, write_model, write_weights
 
+import shims  # noqa: F401  without it, speculators cannot be imported beside a newer transformers
+
 torch = pytest.importorskip("torch")
 pytest.importorskip("speculators")
 pytest.importorskip("transformers")
@@ -238,6 +240,10 @@ def test_rows_that_were_trained_on_are_not_looked_at(place: Place) -> None:
         ({"layer_ids": (1, 2), "force": True}, "3 native ids"),
         ({"rows": "some"}, "held-out or all"),
         ({"max_tokens": 0}, "at least 1"),
+        ({"steps": 0}, "--steps"),
+        ({"max_rows": 0}, "--max-rows"),
+        ({"layer_ids": (2, 4, LAYERS + 1), "force": True}, "native ids from 0 to 8"),
+        ({"layer_ids": (-1, 2, 4), "force": True}, "-1"),
         ({"data": None}, "neither rows nor a server"),
         ({"data": None, "serve": True, "vllm": None}, "--prompts"),
         ({"device": "tpu"}, "cpu, cuda"),

@@ -148,7 +148,10 @@ def test_the_next_stage_names_field_wanted_and_found(place: Path) -> None:
 
 
 def test_a_killed_run_stays_in_the_history(place: Path) -> None:
-    record = manifest.compose("extract", complete=False, model={}, layers={}, dtype="", row_limit=1, inputs={})
+    extract_module.extract(config(place))
+    whole = manifest.require_rows(place / "states", "folder")
+    kept = {name: whole[name] for name in ("model", "layers", "dtype", "row_limit", "inputs")}
+    record = manifest.compose("extract", complete=False, **kept)
     folder = place / "other"
     folder.mkdir()
     assert [run_history.begin(folder, record), run_history.begin(folder, record)] == [0, 1]
