@@ -15,8 +15,6 @@ import pytest
 from draft_fixtures import write_draft, write_training
 from pipeline_fixtures import write_conversations, write_model, write_weights
 
-import shims  # noqa: F401  without it, speculators cannot be imported beside a newer transformers
-
 torch = pytest.importorskip("torch")
 pytest.importorskip("speculators")
 pytest.importorskip("transformers")
