@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -59,6 +61,28 @@ def test_a_module_of_our_own_that_is_missing_is_no_package_to_install(
     with pytest.raises(SystemExit):
         main(["vocab", "--prepared", "x", "--draft-vocab-size", "2"])
     assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", ["I/O error: No space left on device (os error 28)", "Disk quota exceeded"])
+def test_a_full_disk_that_a_library_tells_of_is_one(
+    words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def build_vocab(config: object) -> None:
+        raise RuntimeError(f"Error while serializing: {words}")
+
+    monkeypatch.setattr("pipeline.vocab.build_vocab", build_vocab)
+    with pytest.raises(SystemExit):
+        main(["vocab", "--prepared", "x", "--draft-vocab-size", "2"])
+    said = capsys.readouterr().err
+    assert "space on the disk" in said and "Traceback" not in said
+
+
+def test_a_terminal_that_does_not_know_a_letter_ends_nothing() -> None:
+    """Names of files and texts of rows are anyone's."""
+    told = "from pipeline.__main__ import _print, main\ntry:\n main(['--version'])\nexcept SystemExit:\n _print('ü☃')"
+    environment = os.environ | {"PYTHONIOENCODING": "ascii:strict"}
+    done = subprocess.run([sys.executable, "-c", told], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, r"\xfc\u2603"), done.stderr
 
 
 def test_the_direct_engine_without_vllm_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
