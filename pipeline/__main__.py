@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib.util
+import io
 import json
+import os
 import re
 import shlex
 import signal
@@ -46,7 +49,15 @@ app = typer.Typer(
     context_settings={"max_content_width": 100},
 )
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _LISTS = ("--layer-ids", "--source-layer-ids", "--trained-layer-ids")
+_DATA = "pip install 'specshim[data]'"
+_INSTALLED_BY = {
+    "vllm": "install vLLM, and speculators for the stock engine: `specshim plan` tells which pairs are known",
+    "torch": "install torch, in the build that this machine needs",
+    "speculators": "pip install 'specshim[train]'",
+} | dict.fromkeys(("numpy", "safetensors", "transformers", "tokenizers", "jinja2", "datasets", "pyarrow"), _DATA)
+"""Package that is yours to bring -> what brings it."""
 _out = Console()
 _err = Console(stderr=True)
 
@@ -374,15 +385,30 @@ def _signals_raise() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
-def _explained(error: OSError) -> SpecshimError | None:
+def _explained(error: Exception) -> SpecshimError | None:
     """A refusal in place of a traceback, for what a person can mend in the file system."""
-    where, found = str(error.filename or "writing"), error.strerror or type(error).__name__
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    # safetensors and torch tell of a full disk in errors of their own, the one in words, the other behind its own.
+    told = f"{error} {error.__context__ or ''}"
+    full = [os.strerror(number) for number in _FULL if os.strerror(number) in told]
+    if full:
+        where = str(getattr(error, "filename", None) or "writing")
         step = "make room, then run the same command again: what is finished is kept"
-        return SpecshimError(where, "space on the disk", found, step)
+        return SpecshimError(where, "space on the disk", full[0], step)
+    if not isinstance(error, OSError):
+        return None
+    where, found = str(error.filename or "writing"), error.strerror or type(error).__name__
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST):
         return SpecshimError(where, "a path that can be used", found, "check what lies there and its permissions")
     return None
+
+
+def _missing(error: ModuleNotFoundError) -> SpecshimError | None:
+    """A refusal in place of a traceback, where a package is not installed that only some stages need."""
+    package = (error.name or "").partition(".")[0]
+    step = _INSTALLED_BY.get(package)
+    if step is None or importlib.util.find_spec(package) is not None:
+        return None
+    return SpecshimError("this environment", f"the package {package}, which this command needs", "not installed", step)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -391,6 +417,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Exit code 0: done; 2: the request was wrong, nothing changed; 1: it failed; 128 + n: signal n.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: a terminal may not know every letter
     try:
         with _signals_raise():
             refuse_empty_values(given)
@@ -409,7 +437,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _complain(f"the command was: {shlex.join(['specshim', *given])}")
         sys.exit(1)
     except Exception as error:  # noqa: BLE001  the last place where a message can be made
-        explained = _explained(error) if isinstance(error, OSError) else None
+        explained = _missing(error) if isinstance(error, ModuleNotFoundError) else _explained(error)
         if explained is None:
             _complain(traceback.format_exc())
         _complain(str(explained or f"failed: {type(error).__name__}: {str(error).strip() or 'no message'}"))

@@ -48,6 +48,9 @@ class Source:
             row = self.store.read_stored(index)
             if not self.foreign or KEY in row.header:
                 check_content(row)
+            owner = row.header.get("row", str(index))
+            if not self.foreign and owner != str(index):
+                raise DamagedRow(f"metadata row is {owner!r}, not {str(index)!r}")
         except (DamagedRow, FileNotFoundError) as damage:
             raise UsageError(
                 f"row {index} in {self.store.locate(index)}", "a whole row", str(damage), "repair the source first"

@@ -12,7 +12,8 @@ from typing import Any
 
 import shims
 from pipeline.atomic import write_text
-from pipeline.manifest_schema import required_fields
+from pipeline.manifest_check import misfit
+from pipeline.manifest_schema import fields_of, required_fields
 from pipeline.model_info import ModelInfo
 from shims.errors import UsageError
 
@@ -109,6 +110,12 @@ def read(folder: Path, stage: str, name: str = FILE_NAME) -> dict[str, Any] | No
             f"the manifest of `specshim {stage}`",
             f"no {', '.join(lacking)} in it",
             "run that stage again, in another folder",
+        )
+    wrong = misfit(content, {"properties": fields_of(stage)})
+    if wrong is not None:
+        field, wanted, found = wrong
+        raise UsageError(
+            f"{file}, {field}", wanted, found, "put back the file as it was written, or run that stage again"
         )
     return content
 

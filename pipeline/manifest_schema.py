@@ -227,6 +227,11 @@ def required_fields(stage: str) -> tuple[str, ...]:
     return _STAGES[stage][0] if stage in _STAGES else ()
 
 
+def fields_of(stage: str) -> dict[str, Schema]:
+    """The fields of that stage's manifest, and what each holds."""
+    return _HEAD | (_STAGES[stage][1] if stage in _STAGES else {})
+
+
 def schema() -> Schema:
     """The whole schema, draft 2020-12: the stage decides which fields there are."""
     cases = [

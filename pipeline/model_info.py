@@ -101,7 +101,7 @@ def tensor_names(model: ModelInfo) -> set[str]:
     """
     names: set[str] = set()
     for index in model.path.glob("*.safetensors.index.json"):
-        names |= set(_json_object(index, index.read_bytes()).get("weight_map", {}))
+        names |= set(_weight_map(index))
     if not names:
         for file in model.path.glob("*.safetensors"):
             names |= set(_header_of(file))
@@ -132,12 +132,9 @@ def refuse_missing_weights(model: ModelInfo, flag: str = "--model-path") -> None
     """Stop where loading would fail minutes later, deep in a worker.
 
     Raises:
-        UsageError: the folder holds no weights, or not all files that its index names.
+        UsageError: the folder holds no weights, not all files that its index names, or one that was cut short.
     """
-    names: set[str] = set()
-    for index in model.path.glob("*.index.json"):
-        names |= set(map(str, _json_object(index, index.read_bytes()).get("weight_map", {}).values()))
-    missing = sorted(name for name in names if not (model.path / name).is_file())
+    missing = missing_shards(model.path) or [f"the end of {name}" for name in _cut_short(model.path)]
     if not any(file.suffix in _WEIGHT_SUFFIXES for file in model.path.iterdir()):
         missing = ["no file of weights at all"]
     if missing:
@@ -145,6 +142,37 @@ def refuse_missing_weights(model: ModelInfo, flag: str = "--model-path") -> None
         raise UsageError(
             f"{flag} {model.path}", "all weights of the model", f"missing: {listed}", "complete the download"
         )
+
+
+def _cut_short(folder: Path) -> list[str]:
+    """Safetensors files that end before their last tensor does."""
+    short = []
+    for file in sorted(folder.glob("*.safetensors")):
+        with file.open("rb") as handle:
+            header = 8 + struct.unpack("<Q", handle.read(8).ljust(8, b"\0"))[0]
+        parts = [part for name, part in _header_of(file).items() if name != "__metadata__" and isinstance(part, dict)]
+        ends = [part["data_offsets"][1] for part in parts if "data_offsets" in part]
+        if file.stat().st_size < header + max(ends, default=0):
+            short.append(file.name)
+    return short
+
+
+def missing_shards(folder: Path, pattern: str = "*.index.json") -> list[str]:
+    """Files of weights that an index in the folder names and that are not there.
+
+    Raises:
+        UsageError: an index cannot be read.
+    """
+    names = {str(name) for index in folder.glob(pattern) for name in _weight_map(index).values()}
+    return sorted(name for name in names if not (folder / name).is_file())
+
+
+def _weight_map(index: Path) -> dict[str, Any]:
+    """Tensor -> file, as an index states it."""
+    stated = _json_object(index, index.read_bytes()).get("weight_map")
+    if not isinstance(stated, dict):
+        raise UsageError(str(index), "an object `weight_map`", json.dumps(stated)[:80], "re-download it")
+    return stated
 
 
 def _json_object(file: Path, content: bytes) -> dict[str, Any]:

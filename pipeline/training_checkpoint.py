@@ -85,7 +85,8 @@ def write(folder: Path, progress: Progress, weights: dict[str, Any], training: d
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir(parents=True)
     save_file(weights, new / _WEIGHTS)
-    torch.save(training, new / _OPTIMIZER)
+    with (new / _OPTIMIZER).open("wb") as file:  # a file of ours says why it cannot be written
+        torch.save(training, file)
     (new / _PROGRESS).write_text(json.dumps(asdict(progress), indent=2) + "\n", encoding="utf-8")
     for path in new.iterdir():
         with path.open("rb") as handle:

@@ -16,6 +16,7 @@ from typing import Any
 
 from pipeline.config import TrainConfig
 from pipeline.model_info import sha256_file
+from pipeline.serving.facts import KEY
 from pipeline.training_inputs import TrainingData
 from pipeline.vocab import fault_of
 from shims.errors import UsageError
@@ -216,9 +217,10 @@ def _target_ids(folder: Path, files: dict[str, Path], own: dict[str, list[int]],
         return np.arange(vocabulary)
     d2t = arrays["d2t"].astype(np.int64)
     t2d = arrays.get("t2d")
-    if t2d is not None and len(t2d) != vocabulary:
+    if d2t.ndim != 1 or not d2t.size or (t2d is not None and t2d.shape != (vocabulary,)):
+        shapes = f"d2t {list(d2t.shape)}, t2d {list(t2d.shape) if t2d is not None else 'none'}"
         raise UsageError(
-            f"{_FLAG} {folder}", f"a draft for {vocabulary} target tokens", f"{len(t2d)}", "give a draft that fits"
+            f"{_FLAG} {folder}", f"a draft for {vocabulary} target tokens", shapes, "give a draft that fits"
         )
     target = np.arange(len(d2t)) + d2t
     fault = fault_of(d2t, t2d.astype(bool)) if t2d is not None else None
@@ -237,11 +239,14 @@ def _wanted_ids(data: TrainingData) -> Any:
 
 def _native_ids(folder: Path, stated: dict[str, Any]) -> tuple[int, ...] | None:
     nested = stated.get("eagle_config")
-    found = [
-        tuple(ids)
-        for place in (stated, nested if isinstance(nested, dict) else {})
-        if (ids := place.get("eagle_aux_hidden_state_layer_ids")) and all(type(i) is int for i in ids)
-    ]
+    found = []
+    for place in (stated, nested if isinstance(nested, dict) else {}):
+        ids = place.get(KEY)
+        if not ids:
+            continue
+        if not isinstance(ids, list) or not all(type(i) is int for i in ids):
+            raise UsageError(f"{_FLAG} {folder}, `{KEY}`", "a list of whole numbers", repr(ids), "name the layers so")
+        found.append(tuple(ids))
     if len(set(found)) > 1:
         raise UsageError(
             f"{_FLAG} {folder}", "one list of layer ids", " and ".join(map(_list, found)), "find out which one is right"

@@ -53,6 +53,7 @@ def check_inputs(config: TrainConfig, lengths: dict[int, int] | None = None) -> 
     refuse_addresses(config, ("data",))
     for flag, value, low in (
         ("--epochs", config.epochs, 1),
+        ("--seed", config.seed, 0),
         ("--ttt-steps", config.ttt_steps, 1),
         ("--num-layers", config.num_layers, 1),
         ("--accumulate", config.accumulate, 1),

@@ -34,11 +34,14 @@ def plan(vllm: str | None = None, speculators: str | None = None, transformers: 
         UsageError: a version is not PEP 440.
     """
     from shims.planning import select
-    from shims.versions import Stack, detect, parse
+    from shims.releases import known
+    from shims.versions import Stack, detect, parse, spelled
 
     for name, version in (("vllm", vllm), ("speculators", speculators), ("transformers", transformers)):
         if version is not None:
             parse(version, f"--{name}")
+    # `0.16` and `v0.16.0` are the release 0.16.0.
+    vllm = None if vllm is None else spelled(vllm, known())
     here = detect()
     elsewhere = vllm is not None and speculators is not None
     return select(

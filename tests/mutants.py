@@ -73,7 +73,8 @@ def readers(folder: Path) -> dict[str, Reader]:
             store.locate(0), lambda name=name: _read_row(folder / name, name), True, name.startswith("spec")
         )
     (folder / "vocab").mkdir()
-    record = {"model": {"fingerprint": "f"}, "draft_vocab_size": 3, "outputs": {}}
+    model = {"path": "m", "fingerprint": "f" * 64, "num_layers": 8, "hidden_size": 4, "vocab_size": 9}
+    record = {"model": model, "draft_vocab_size": 3, "outputs": {}}
     for name, array in zip(("d2t-3.npy", "t2d-3.npy"), mapping_arrays([1, 4, 6], 9), strict=True):
         np.save(folder / "vocab" / name, array)
         record["outputs"][name] = sha256_file(folder / "vocab" / name)
@@ -106,7 +107,8 @@ def readers(folder: Path) -> dict[str, Reader]:
     found["conversations.parquet"] = Reader(
         parquet, lambda: [raw.parse() for raw in ConversationFiles(parquet).rows()], False
     )
-    extract = {"model": {}, "layers": {}, "dtype": "float32", "row_limit": 1, "inputs": {}, "complete": True}
+    layers = {"ids": [1], "convention": "after", "native": [2]}
+    extract = {"model": model, "layers": layers, "dtype": "float32", "row_limit": 1, "inputs": {}, "complete": True}
     (folder / "states").mkdir()
     manifest.write(folder / "states", manifest.compose("extract", **extract))
     found["manifest.json"] = Reader(

@@ -11,6 +11,8 @@ import jinja2
 import jinja2.ext
 import jinja2.sandbox
 
+import shims  # noqa: F401  without it, speculators 0.4 cannot be imported beside a newer transformers
+
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"

@@ -235,6 +235,8 @@ def test_exit_codes_and_json(training: Path, tmp_path: Path, capsys: pytest.Capt
         lambda draft: (draft / "config.json").write_text("["),
         lambda draft: (draft / "model.safetensors").unlink(),
         lambda draft: (draft / "model.safetensors").write_bytes(b"\x08\x00\x00\x00\x00\x00\x00\x00notjson!"),
+        lambda draft: _index(draft, {"d2t": "model-00002-of-00002.safetensors"}),
+        lambda draft: _index(draft, None),
     ],
 )
 def test_a_folder_that_is_no_draft_is_refused_in_words(training: Path, damage: Any) -> None:
@@ -242,6 +244,64 @@ def test_a_folder_that_is_no_draft_is_refused_in_words(training: Path, damage: A
     with pytest.raises(UsageError) as refused:
         check(training, "0.32.0")
     assert all((refused.value.where, refused.value.wanted, refused.value.found, refused.value.next_step))
+
+
+def _index(draft: Path, weight_map: Any) -> None:
+    (draft / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+def test_a_place_that_is_no_folder_is_told_by_what_it_is(training: Path) -> None:
+    for place, found in ((training / "manifest.json", "a file"), (training / "nothing", "no such folder")):
+        with pytest.raises(UsageError) as refused:
+            check(place, "0.32.0")
+        assert refused.value.found == found
+
+
+def test_a_layer_named_twice_is_refused(training: Path, tmp_path: Path) -> None:
+    """A server hands out each layer's state once, so that two of them would reach a draft that takes three."""
+    (training / "manifest.json").unlink()
+    write_draft(training / "draft", tmp_path / "model", (3, 3, 15))
+    (finding,) = check(training, "0.32.0").mismatches
+    assert "3 more than once" in finding.found
+
+
+@pytest.mark.parametrize("said", ["3,9,15", [3.0, 9, 15], {"3": 1}])
+def test_layers_that_are_no_list_of_numbers_are_not_passed_over(training: Path, tmp_path: Path, said: Any) -> None:
+    (training / "manifest.json").unlink()
+    write_draft(training / "draft", tmp_path / "model", None, eagle_aux_hidden_state_layer_ids=said)
+    (finding,) = check(training, "0.32.0").mismatches
+    assert finding.found == repr(said)
+
+
+def test_what_runner_v2_alone_reads_is_a_claim_too(training: Path) -> None:
+    (training / "manifest.json").unlink()
+    flat(training, eagle_config={"layer_ids": list(TRAINED)})
+    result = check(training, "0.27.0", model=str(training.parent / "model"))
+    assert (result.trained.layers, result.exit_code) == (TRAINED, 1)
+    assert ids(result) == {"V1": DEFAULTS, "V2": TRAINED}
+
+
+def test_a_mapping_of_another_shape_is_refused(training: Path) -> None:
+    import numpy as np
+    from safetensors.numpy import load_file, save_file
+
+    file = training / "draft" / "model.safetensors"
+    save_file(load_file(file) | {"d2t": np.array(3, dtype=np.int64)}, file)
+    (finding,) = check(training, "0.32.0").mismatches
+    assert "d2t []" in finding.found
+
+
+@pytest.mark.parametrize("build", ["0.25.1.dev3+g123", "0.33.0rc1"])
+def test_a_build_that_is_no_release_is_judged_with_a_note(training: Path, build: str) -> None:
+    result = check(training, build)
+    (finding,) = result.findings
+    assert (result.exit_code, finding.kind) == (0, "note")
+    assert build in finding.where
+
+
+def test_no_release_at_all_names_the_flag(training: Path) -> None:
+    with pytest.raises(UsageError, match="--vllm"):
+        check(training, "latest")
 
 
 def test_an_unknown_release_is_refused_or_noted(training: Path) -> None:

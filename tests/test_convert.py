@@ -234,6 +234,15 @@ def test_damage_is_not_carried_on(place: Path) -> None:
     assert not manifest.require_rows(place / "there", "folder")["complete"]
 
 
+def test_rows_that_changed_places_are_not_carried_on(place: Path) -> None:
+    rows = place / "states" / "hidden_states"
+    for old, new in (("hs_1", "x"), ("hs_2", "hs_1"), ("x", "hs_2")):
+        (rows / f"{old}.safetensors").rename(rows / f"{new}.safetensors")
+    with pytest.raises(UsageError, match="row 1") as caught:
+        moved(place, "states", "there", "sharded")
+    assert "'2'" in caught.value.found
+
+
 def test_a_conversion_goes_on_where_it_stopped(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     moved(place, "states", "whole", "sharded")
     from pipeline.formats.shards import ShardStore

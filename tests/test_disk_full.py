@@ -150,3 +150,21 @@ def test_the_estimate_is_near_what_is_written(tmp_path: Path, options: dict[str,
     extract_module.extract(config)
     written = sum(map(len, rows_of(tmp_path / "states")))
     assert written <= estimated <= 1.05 * written
+
+
+def test_a_checkpoint_that_does_not_fit_says_so(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """torch's own message is about a position in the file."""
+    from pipeline import training_checkpoint
+    from pipeline.__main__ import main
+
+    def build_vocab(config: object) -> None:
+        tensors = {"a": torch.zeros(1 << 20)}
+        training_checkpoint.write(small_disk, training_checkpoint.Progress(), tensors, {"b": torch.zeros(1 << 24)}, 1)
+
+    monkeypatch.setattr("pipeline.vocab.build_vocab", build_vocab)
+    with pytest.raises(SystemExit):
+        main(["vocab", "--prepared", "x", "--draft-vocab-size", "2"])
+    said = capsys.readouterr().err
+    assert "space on the disk" in said and "Traceback" not in said

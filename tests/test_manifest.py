@@ -82,6 +82,31 @@ def test_the_schema_tells_a_wrong_manifest(place: Path, change: dict[str, Any], 
     assert any(words in problem for problem in problems(path))
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"layers": {}}, "layers.ids"),
+        ({"layers": "1 3"}, "layers"),
+        ({"layers": {"ids": ["1"], "convention": "after", "native": [2]}}, "layers.ids[0]"),
+        ({"layers": {"ids": [1], "convention": "before", "native": [2]}}, "after, native"),
+        ({"model": None}, "object"),
+        ({"dtype": "int7"}, "float32, bfloat16, float16"),
+        ({"counts": {"rows": True}}, "counts.rows"),
+        ({"counts": {"rows": -1}}, "a number from 0"),
+    ],
+)
+def test_what_no_stage_writes_is_refused_and_named(place: Path, change: dict[str, Any], words: str) -> None:
+    extract_module.extract(config(place))
+    file = place / "states" / "manifest.json"
+    content = json.loads(file.read_text())
+    assert manifest.require_rows(place / "states", "--data") == content
+    file.write_text(json.dumps(content | change))
+    assert problems(file), "the schema refuses it, too"
+    with pytest.raises(UsageError) as refused:
+        manifest.require_rows(place / "states", "--data")
+    assert words in str(refused.value)
+
+
 def test_a_resume_on_another_stack_keeps_both_and_each_row_names_its_own(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -123,7 +148,10 @@ def test_the_next_stage_names_field_wanted_and_found(place: Path) -> None:
 
 
 def test_a_killed_run_stays_in_the_history(place: Path) -> None:
-    record = manifest.compose("extract", complete=False, model={}, layers={}, dtype="", row_limit=1, inputs={})
+    extract_module.extract(config(place))
+    whole = manifest.require_rows(place / "states", "folder")
+    kept = {name: whole[name] for name in ("model", "layers", "dtype", "row_limit", "inputs")}
+    record = manifest.compose("extract", complete=False, **kept)
     folder = place / "other"
     folder.mkdir()
     assert [run_history.begin(folder, record), run_history.begin(folder, record)] == [0, 1]

@@ -192,7 +192,14 @@ def training(place: Path, **options: Any) -> TrainConfig:
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("lr", float("nan")), ("lr", 0.0), ("noise_std", -1.0), ("ttt_step_loss_decay", -1.0), ("device", "gpu7")],
+    [
+        ("lr", float("nan")),
+        ("lr", 0.0),
+        ("noise_std", -1.0),
+        ("ttt_step_loss_decay", -1.0),
+        ("device", "gpu7"),
+        ("seed", -1),
+    ],
 )
 def test_training_refuses_a_number_it_cannot_use(place: Path, option: str, value: Any) -> None:
     with pytest.raises(UsageError, match="--" + option.replace("_", "-")):

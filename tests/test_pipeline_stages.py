@@ -429,7 +429,21 @@ def test_weights_that_are_not_there_are_named_before_anything_loads(place: Workp
     code, message = place.extract()
     assert code == 2
     assert_four_parts(message, "no file of weights")
+    header = b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
+    (place.model / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(7))
+    code, message = place.extract()
+    assert code == 2
+    assert_four_parts(message, "the end of model.safetensors")
     assert not place.states.exists() and not engine["made"]
+
+
+@pytest.mark.parametrize("weight_map", [None, ["a"], "a"])
+def test_an_index_that_names_no_files_is_refused(place: Workplace, engine: dict[str, Any], weight_map: Any) -> None:
+    place.prepare()
+    (place.model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    code, message = place.extract()
+    assert code == 2
+    assert_four_parts(message, "weight_map")
 
 
 @pytest.mark.parametrize("value", [None, "8", True, 0, 8.0])

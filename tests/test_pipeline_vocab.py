@@ -84,7 +84,7 @@ def test_more_special_tokens_than_places_are_refused() -> None:
 class Folder:
     """A prepared folder of two special and a few ordinary tokens, and the vocabulary made of it."""
 
-    def __init__(self, root: Path, fingerprint: str = "f") -> None:
+    def __init__(self, root: Path, fingerprint: str = "f" * 64) -> None:
         self.root = root
         root.mkdir(parents=True, exist_ok=True)
         torch.save({1: 5, 3: 9, 6: 1}, root / "token_freq.pt")
@@ -92,7 +92,7 @@ class Folder:
         record = manifest.compose(
             "prepare",
             model=model,
-            counts={},
+            counts={"rows": 3},
             inputs={},
             special_token_ids=[0, 7],
             outputs={"token_freq.pt": sha256_file(root / "token_freq.pt")},
@@ -112,7 +112,7 @@ def test_names_carry_the_size_and_coverage_is_the_share_of_trained_tokens(folder
     result = folder.build()
     assert (result.seen, result.special, result.padded) == (3, 2, 0)
     assert result.coverage == pytest.approx(14 / 15)
-    d2t, t2d = load_mapping(folder.root, fingerprint="f")
+    d2t, t2d = load_mapping(folder.root, fingerprint="f" * 64)
     assert (np.arange(4) + d2t).tolist() == np.flatnonzero(t2d).tolist() == [0, 1, 3, 7]
     assert {path.name for path in folder.root.glob("*-4.*")} == {"d2t-4.npy", "t2d-4.npy", "vocab-4.json"}
 
@@ -128,7 +128,7 @@ def test_a_second_size_stands_beside_the_first_and_has_to_be_named(folder: Folde
 def test_another_models_mapping_is_refused(folder: Folder) -> None:
     folder.build()
     with pytest.raises(UsageError, match=r"model\.fingerprint"):
-        load_mapping(folder.root, fingerprint="g")
+        load_mapping(folder.root, fingerprint="a" * 64)
 
 
 def test_a_file_that_changed_since_is_refused(folder: Folder) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from mini_stack import Done, install, run_bare
+from mini_stack import ROOT, Done, install, run_bare
 
 import shims
 from shims.adaptations import ADAPTATIONS
@@ -131,6 +133,19 @@ def test_a_build_of_a_release_has_that_releases_rows(version: str) -> None:
     assert [r.name for r in select(Stack(version, "0.4.0.1")).adaptations] == [
         r.name for r in select(Stack("0.17.0", "0.4.0.1")).adaptations
     ]
+
+
+@pytest.mark.parametrize("spelling", ["0.16", "v0.16.0", " 0.16.0 ", "0.16.0.0"])
+def test_a_release_is_known_however_it_is_spelled(spelling: str) -> None:
+    assert shims.plan(spelling, "0.3.0").as_dict() == shims.plan("0.16.0", "0.3.0").as_dict()
+
+
+def test_a_reader_that_has_had_enough_is_no_error() -> None:
+    plan = [sys.executable, "-m", "shims", *PLAN]
+    with subprocess.Popen(plan, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as command:
+        assert command.stdout is not None and command.stderr is not None
+        command.stdout.close()
+        assert b"Traceback" not in (complaint := command.stderr.read()), complaint
 
 
 def test_rows_stay_in_the_order_of_the_table() -> None:

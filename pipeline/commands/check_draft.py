@@ -57,8 +57,9 @@ def table_of(result: Checked) -> Table:
     table.add_column(overflow="fold")
     for runner, layers in served.layers.items():
         table.add_row(f"layers, runner {runner}", f"{' '.join(map(str, layers.ids))} (native, from {layers.origin})")
-    known = " ".join(map(str, result.trained.layers)) if result.trained.layers else "unknown"
-    table.add_row("layers trained on", f"{known} (native, from {result.trained.known_by})")
+    learned, known_by = result.trained.layers, result.trained.known_by
+    known = f"{' '.join(map(str, learned))} (native, from {known_by})" if learned else "unknown"
+    table.add_row("layers trained on", known)
     table.add_row("method", f"{served.method or 'eagle3'}, {served.speculative_tokens or '?'} draft tokens a step")
     table.add_row("draft vocabulary", f"{served.draft_vocab_size} of {result.verifier.vocab_size} tokens")
     table.add_row("verifier", str(served.verifier or result.verifier.path))

@@ -64,9 +64,9 @@ def check_options(config: EvaluateConfig) -> None:
         raise UsageError("--rows", "held-out or all", repr(config.rows), "give one of the two")
     for flag, number in (
         ("--max-prompts", config.max_prompts), ("--max-tokens", config.max_tokens),
-        ("--max-num-seqs", config.max_num_seqs), ("--steps", config.steps or 1), ("--max-rows", config.max_rows or 1),
+        ("--max-num-seqs", config.max_num_seqs), ("--steps", config.steps), ("--max-rows", config.max_rows),
     ):  # fmt: skip
-        if number < 1:
+        if number is not None and number < 1:
             raise UsageError(flag, "at least 1", str(number), "give a larger number")
     if config.device != "auto":
         check_device("--device", config.device)
@@ -113,6 +113,13 @@ def task_of(config: EvaluateConfig, checked: Checked) -> Task:
         raise UsageError(
             str(checked.draft.path), "layers that feed the draft", "none known", "say them: --trained-layer-ids"
         )
+    last = checked.verifier.num_layers
+    outside = [i for i in layers if not 0 <= i <= last]
+    if outside:
+        raise UsageError(
+            "--layer-ids" if config.layer_ids else str(checked.draft.path),
+            f"native ids from 0 to {last}, the verifier's layers", str(outside[0]), "name layers that there are",
+        )  # fmt: skip
     fed = with_layers(checked.draft, layers, config.output_dir / _AS_FED) if config.layer_ids else checked.draft
     held_out = None
     if config.data is not None:

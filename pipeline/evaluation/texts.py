@@ -26,9 +26,10 @@ def teacher_force(task: Task, results: Results, drafts: Mapping[str, DraftFolder
     stored = held_out.holds([*task.layers, task.verifier.num_layers])
     if not stored:
         console.print(
-            f"the folder holds native layers {held_out.layers.native}: those of {task.layers} are computed anew, "
-            "with transformers",
+            f"the folder holds native layers {' '.join(map(str, held_out.layers.native))}: those of "
+            f"{' '.join(map(str, task.layers))} are computed anew, with transformers",
             highlight=False,
+            soft_wrap=True,
         )
 
     def states() -> Iterator[States]:

@@ -13,11 +13,11 @@ from pipeline.serving import facts
 from pipeline.serving.draft_folder import DraftFolder, read_draft
 from pipeline.serving.expected import expect, unreachable
 from pipeline.serving.probe import ask_vllm
-from pipeline.serving.served import Served
+from pipeline.serving.served import FROM_FACTS, Served
 from pipeline.serving.trained import Trained, same_model, trained_on
 from shims.errors import SpecshimError, UsageError
 from shims.releases import known
-from shims.versions import base_release, installed, newest_first, within
+from shims.versions import base_release, installed, is_exact_release, newest_first, parse, within
 
 MISMATCH, UNKNOWN, NOTE = "mismatch", "unknown", "note"
 
@@ -109,7 +109,7 @@ def check_draft(config: CheckConfig) -> Checked:
     served = _served(config, draft, verifier)
     result = Checked(draft, verifier, trained, served)
     result.findings += [
-        *_release_findings(served, draft),
+        *_release_findings(config, served, draft),
         *_layer_findings(draft, verifier, trained, served),
         *_mapping_findings(draft, verifier, trained),
         *_verifier_findings(draft, verifier, trained),
@@ -130,7 +130,9 @@ def _verifier(config: CheckConfig, draft: DraftFolder, trained: Trained) -> Mode
 def _served(config: CheckConfig, draft: DraftFolder, verifier: ModelInfo) -> Served:
     here = installed("vllm")
     release = config.vllm or here
-    if release is None:
+    if release is not None:
+        parse(release, "--vllm")
+    else:
         raise UsageError(
             "--vllm", "a vLLM release", "none given, and none installed", "say which release will serve: --vllm X"
         )
@@ -139,7 +141,7 @@ def _served(config: CheckConfig, draft: DraftFolder, verifier: ModelInfo) -> Ser
     return expect(draft, verifier, release)
 
 
-def _release_findings(served: Served, draft: DraftFolder) -> list[Finding]:
+def _release_findings(config: CheckConfig, served: Served, draft: DraftFolder) -> list[Finding]:
     found = []
     where = f"vLLM {served.release}"
     if served.refusal:
@@ -153,6 +155,12 @@ def _release_findings(served: Served, draft: DraftFolder) -> list[Finding]:
         step = "write `speculators_config.proposal_methods[0].speculative_tokens`"
         found.append(Finding(MISMATCH, str(draft.path / "config.json"), "a number of speculative tokens", "none", step))
     newest = newest_first(known())[0]
+    if config.vllm is not None and served.known_by == FROM_FACTS and not is_exact_release(config.vllm):
+        found.append(
+            Finding(NOTE, f"--vllm {config.vllm}", "a release, whose sources were read",
+                    f"a build that may be ahead of {served.release} or behind it; judged as {served.release}",
+                    "install it and run this again: then its own code is asked")
+        )  # fmt: skip
     if not within(served.release, f"<={newest}"):
         found.append(
             Finding(NOTE, where, f"a release up to {newest}, whose sources were read", served.release,
@@ -165,6 +173,17 @@ def _layer_findings(draft: DraftFolder, verifier: ModelInfo, trained: Trained, s
     where = f"vLLM {served.release}"
     config = str(draft.path / "config.json")
     found: list[Finding] = []
+    if draft.unreadable_ids is not None:
+        found.append(
+            Finding(MISMATCH, f"{config}, `{facts.KEY}`", "a list of whole numbers",
+                    repr(draft.unreadable_ids), "name the layers so")
+        )  # fmt: skip
+    repeated = sorted({i for layers in served.layers.values() for i in layers.ids if layers.ids.count(i) > 1})
+    if repeated:
+        found.append(
+            Finding(MISMATCH, config, "each layer once: a server hands out one state for it, however often it is named",
+                    f"{_list(repeated)} more than once", "name the layers that the draft was trained on")
+        )  # fmt: skip
     if trained.layers is None:
         found.append(
             Finding(
@@ -274,7 +293,7 @@ def _mapping_fault(draft: DraftFolder, size: int, target: int) -> str | None:
     from pipeline.vocab import fault_of
 
     d2t, t2d = draft.mapping()
-    if len(d2t) != size or len(t2d) != target:
+    if d2t.shape != (size,) or t2d.shape != (target,):
         return f"d2t {list(d2t.shape)}, t2d {list(t2d.shape)}"
     return fault_of(d2t, t2d.astype(bool))
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.model_info import missing_shards
 from pipeline.serving.facts import KEY, NESTED
 from shims.errors import UsageError
 
@@ -42,6 +43,12 @@ class DraftFolder:
         """The layers named inside ``eagle_config``, under ``name``."""
         nested = self.config.get(NESTED)
         return _ids(nested.get(name)) if isinstance(nested, dict) else None
+
+    @property
+    def unreadable_ids(self) -> Any:
+        """What stands in the place of the layers and is no list of whole numbers; None where nothing does."""
+        said = self.config.get(KEY)
+        return said if said and self.top_level_ids is None else None
 
     @property
     def method(self) -> str | None:
@@ -112,12 +119,11 @@ def read_draft(folder: Path, flag: str = "draft") -> DraftFolder:
     if not (folder / "config.json").is_file() and (inner / "config.json").is_file():
         folder = inner
     file = folder / "config.json"
+    if not file.is_file():
+        found = "no config.json" if folder.is_dir() else "a file" if folder.exists() else "no such folder"
+        raise UsageError(f"{flag} {folder}", "a draft: config.json and safetensors", found, "give the draft's folder")
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UsageError(
-            f"{flag} {folder}", "a draft: config.json and safetensors", "no config.json", "give the draft's folder"
-        ) from None
     except (OSError, ValueError) as error:
         raise UsageError(str(file), "a JSON object", f"{type(error).__name__}: {error}", "write it again") from None
     if not isinstance(config, dict):
@@ -140,6 +146,11 @@ def _tensors(folder: Path, flag: str) -> dict[str, tuple[str, tuple[int, ...]]]:
                     found[name] = (str(part.get_dtype()), tuple(part.get_shape()))
         except Exception as error:  # safetensors raises a type of its own
             raise UsageError(str(file), "a safetensors file", f"{error}", "copy or train it again") from error
+    absent = missing_shards(folder, "*.safetensors.index.json")
+    if absent:
+        raise UsageError(
+            f"{flag} {folder}", "all files of weights that its index names", f"no {', '.join(absent)}", "copy them, too"
+        )
     return found
 
 

@@ -58,7 +58,7 @@ def ids_read(draft: DraftFolder, release: str, runner: str) -> tuple[int, ...] |
     if runner == facts.V1 and facts.holds("nested-ids-v1", release):
         return draft.nested_ids(facts.KEY)
     if runner == facts.V2 and facts.holds("nested-layer-ids-v2", release):
-        return draft.nested_ids("layer_ids")
+        return draft.nested_ids(facts.NESTED_V2)
     return None
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from pipeline import manifest
 from pipeline.model_info import ModelInfo
 from pipeline.serving.draft_folder import DraftFolder
+from pipeline.serving.facts import KEY, NESTED_V2
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def trained_on(draft: DraftFolder, stated: Sequence[int] | None = None) -> Train
         if stated:
             return Trained("--trained-layer-ids", tuple(stated))
         # A config that names layers is a claim of who trained it; one that names none says nothing.
-        return Trained("its own config", draft.top_level_ids or draft.nested_ids("eagle_aux_hidden_state_layer_ids"))
+        return Trained("its own config", draft.top_level_ids or draft.nested_ids(KEY) or draft.nested_ids(NESTED_V2))
     model = record["model"]
     layers = record.get("auxiliary_layers_native")
     return Trained(

@@ -6,9 +6,11 @@ import contextlib
 import json
 import logging
 import os
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +174,13 @@ class DirectEngine:
 
 
 def _load(options: DirectOptions) -> Any:
+    if "vllm" not in sys.modules and find_spec("vllm") is None:
+        raise SpecshimError(
+            "the direct engine",
+            "vLLM in this environment",
+            "none",
+            "install a known release; `specshim plan --vllm RELEASE` tells whether one is",
+        )
     require_agreement()
     from vllm import LLM
     from vllm.platforms import current_platform
