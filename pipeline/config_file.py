@@ -31,14 +31,18 @@ def read_settings(path: Path) -> dict[str, Any]:
     if path.suffix not in _SUFFIXES:
         raise UsageError(f"--config {path}", f"a file named {', '.join(_SUFFIXES)}", path.name, "rename it")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         content = tomllib.loads(text) if path.suffix == ".toml" else _yaml(path, text)
     except (OSError, ValueError) as error:
         found = f"{type(error).__name__}: {error}"
         raise UsageError(f"--config {path}", "a readable file", found, "correct it") from error
     if not isinstance(content, dict) or any(isinstance(value, dict | list) for value in content.values()):
         raise UsageError(f"--config {path}", "names and plain values", "tables or lists in it", "flatten it")
-    return {str(name).replace("-", "_"): value for name, value in content.items()}
+    settings = {str(name).replace("-", "_"): value for name, value in content.items()}
+    if len(settings) < len(content):
+        twice = ", ".join(name for name in content if "-" in name and name.replace("-", "_") in content)
+        raise UsageError(f"--config {path}", "each name once", f"{twice}, with - and with _", "keep one of the two")
+    return settings
 
 
 def _yaml(path: Path, text: str) -> Any:
@@ -90,6 +94,8 @@ def _converted(where: str, hint: Any, value: Any) -> Any:
     allowed = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     if value is None and type(None) in allowed:
         return None
+    if value == "":  # as a path it would mean the current folder
+        raise UsageError(where, "a value", "an empty text", "give it, or leave the name out")
     if Path in allowed and isinstance(value, str):
         return Path(value)
     # TOML and YAML read 1 as an integer, YAML 1e-4 as a text; a truth value is no number.

@@ -85,7 +85,7 @@ def read(folder: Path, stage: str, name: str = FILE_NAME) -> dict[str, Any] | No
     file = folder / name
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
         raise UsageError(
@@ -131,7 +131,7 @@ def require(folder: Path, stage: str, flag: str, name: str = FILE_NAME) -> dict[
         raise UsageError(
             f"{flag} {folder}",
             f"a folder written by `specshim {stage}`",
-            f"no {name} in it",
+            f"no {name} in it" if folder.is_dir() else "a file" if folder.exists() else "no such folder",
             f"run `specshim {stage}` first",
         )
     return content

@@ -136,6 +136,8 @@ def first_rows(config: PrepareConfig, count: int) -> tuple[Any, Iterator[Tokeniz
     Raises:
         UsageError: an option or the input cannot be used.
     """
+    if count < 1:
+        raise UsageError("--preview", "at least 1", str(count), "give a number of rows")
     files, tokenizer, settings, _ = _opened(config)
     return tokenizer, (prepare_row(raw, tokenizer, settings) for raw in itertools.islice(files.rows(), count))
 

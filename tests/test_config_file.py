@@ -43,7 +43,7 @@ def test_yaml_says_the_same(tmp_path: Path) -> None:
     [
         ("epoch = 3", "epoch"), ("epochs = true", "int"), ('epochs = "3"', "int"), ("lr = true", "float"),
         ("lr = [1]", "tables or lists"), ("epochs = ", "readable"), ('recipe = "huge"', "kimi-k2.5"),
-        ("model = 3", "str"),
+        ("model = 3", "str"), ('init-from = ""', "an empty text"), ("max-steps = 1\nmax_steps = 2", "each name once"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_meant_is_refused(tmp_path: Path, text: str, told: str) -> None:
@@ -51,6 +51,12 @@ def test_what_cannot_be_meant_is_refused(tmp_path: Path, text: str, told: str) -
     file.write_text(text)
     with pytest.raises(UsageError, match=told):
         of({}, file)
+
+
+def test_what_an_editor_puts_before_the_text_is_passed_over(tmp_path: Path) -> None:
+    file = tmp_path / "train.toml"
+    file.write_text("epochs = 7", encoding="utf-8-sig")
+    assert of({}, file).epochs == 7
 
 
 def test_what_is_needed_is_named() -> None:

@@ -147,6 +147,17 @@ def test_the_next_stage_names_field_wanted_and_found(place: Path) -> None:
         assert field in caught.value.wanted and field in caught.value.found
 
 
+def test_what_is_no_folder_of_a_stage_is_told_by_what_it_is(place: Path) -> None:
+    for name, found in (
+        ("model", "no manifest.json in it"),
+        ("conversations.jsonl", "a file"),
+        ("x", "no such folder"),
+    ):
+        with pytest.raises(UsageError) as refused:
+            manifest.require_rows(place / name, "--data")
+        assert refused.value.found == found
+
+
 def test_a_killed_run_stays_in_the_history(place: Path) -> None:
     extract_module.extract(config(place))
     whole = manifest.require_rows(place / "states", "folder")

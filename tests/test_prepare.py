@@ -232,4 +232,7 @@ def test_a_preview_marks_what_is_trained_on_and_writes_nothing(
     assert not ended.value.code
     shown = capsys.readouterr().out
     assert "assistant\n[[it is 0, of course<|im_end|>]]" in shown and "a.jsonl:2" in shown and "r2" not in shown
+    with pytest.raises(SystemExit) as ended:
+        main(["prepare", *map(str, arguments[:-1]), "-1"])
+    assert ended.value.code == 2 and "--preview" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
