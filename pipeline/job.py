@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from pipeline import disk, manifest
@@ -123,6 +124,7 @@ def plan_job(config: ExtractConfig) -> Job:
             source,
             "prepare the data again with this model, or give the model it was prepared with",
         )
+        _refuse_changed(config.prepared_data, source)
     dtype = computing_dtype(config.dtype, model.dtype)
     store_dtype = dtype if config.store_dtype == "auto" else config.store_dtype
     form.refuse_unfit(layers, model.num_layers, store_dtype)
@@ -131,6 +133,23 @@ def plan_job(config: ExtractConfig) -> Job:
         config, engine, model, layers, data, max_tokens(model, config.max_seq_len), dtype, store_dtype, form,
         shard, (source or {}).get("chat_template_sha256"),
     )  # fmt: skip
+
+
+def _refuse_changed(path: Path, record: Mapping[str, Any]) -> None:
+    """Compare the rows with those that `prepare` wrote: a file that was cut at the end of a line looks whole.
+
+    Raises:
+        UsageError: they are others.
+    """
+    stated = record["outputs"].get(path.name)
+    found = sha256_file(path) if stated else None
+    if found != stated:
+        raise UsageError(
+            f"--prepared-data {path}",
+            f"the file that `specshim prepare` wrote (sha256 {stated[:12]}…, says {manifest.FILE_NAME} beside it)",
+            f"another one ({found[:12] if found else ''}…): it was changed or cut since",
+            "prepare again, or put rows of your own into a folder without that manifest",
+        )
 
 
 def _check_numbers(config: ExtractConfig) -> None:

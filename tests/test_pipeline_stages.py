@@ -332,6 +332,15 @@ def test_a_wrong_prepared_line_is_named(place: Workplace, engine: dict[str, Any]
     assert_four_parts(message, f"{place.data}:7", words)
 
 
+def test_prepared_data_cut_between_two_lines_is_refused(place: Workplace, engine: dict[str, Any]) -> None:
+    place.prepare()
+    place.data.write_text("".join(place.data.read_text().splitlines(keepends=True)[:-1]))
+    code, message = place.extract()
+    assert code == 2
+    assert_four_parts(message, str(place.data), "changed or cut")
+    assert not engine["made"]
+
+
 def test_another_models_folder_is_refused_and_untouched(
     place: Workplace, engine: dict[str, Any], tmp_path: Path
 ) -> None:
