@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from pipeline.evaluation.request import DRAFT, NONE
+
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "acceptance"
 
 _NAMES = {
@@ -52,9 +54,9 @@ def _run(run: dict[str, Any]) -> list[str]:
     for name, report in run["evaluations"].items():
         out += [_promised(what, found) for what, found in report["teacher_forced"].items() if name == "trained"]
         out += [
-            _engine(kind + _NAMES[name], engine)
+            _engine(kind, _NAMES[name], engine)
             for kind, engine in report["served"].items()
-            if name == "trained" or kind == "draft"
+            if name == "trained" or kind == DRAFT
         ]
     out += _checked(run["check"])
     return out
@@ -65,16 +67,16 @@ def _promised(what: str, found: dict[str, Any]) -> str:
     return f"| teacher-forced, {what} | {served['length']:.3f} | {_shares(served)} | | | |"
 
 
-def _engine(name: str, engine: dict[str, Any]) -> str:
+def _engine(kind: str, how: str, engine: dict[str, Any]) -> str:
     accepted, same = engine["acceptance"], engine["same_answers"]
     cells = [
         f"{accepted['length']:.3f}" if accepted else "",
         _shares(accepted) if accepted else "",
         f"{engine['tokens_per_step']:.3f}",
-        "" if name.startswith("no ") else f"{engine['speed_up']:.2f}",
-        "" if name.startswith("no ") else f"{same[0]} of {same[1]}{_gap(engine['gaps_where_they_differ'])}",
+        "" if kind == NONE else f"{engine['speed_up']:.2f}",
+        "" if kind == NONE else f"{same[0]} of {same[1]}{_gap(engine['gaps_where_they_differ'])}",
     ]
-    return f"| {name} | {' | '.join(cells)} |"
+    return f"| {kind}{how} | {' | '.join(cells)} |"
 
 
 def _gap(gaps: list[float]) -> str:

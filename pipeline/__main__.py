@@ -389,7 +389,9 @@ def _explained(error: Exception) -> SpecshimError | None:
     """A refusal in place of a traceback, for what a person can mend in the file system."""
     # safetensors and torch tell of a full disk in errors of their own, the one in words, the other behind its own.
     told = f"{error} {error.__context__ or ''}"
-    full = [os.strerror(number) for number in _FULL if os.strerror(number) in told]
+    full = [
+        os.strerror(number) for number in _FULL if number == getattr(error, "errno", 0) or os.strerror(number) in told
+    ]
     if full:
         where = str(getattr(error, "filename", None) or "writing")
         step = "make room, then run the same command again: what is finished is kept"

@@ -19,6 +19,7 @@ class Reply:
     finish: str
     """``stop``: it ended its turn; ``length``: it was cut off."""
     tokens: int = 0
+    """How many it took, for the progress."""
 
 
 class Speaker(Protocol):

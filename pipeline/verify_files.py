@@ -13,7 +13,6 @@ from pipeline.content_checks import fault_of_states
 from pipeline.formats import DamagedRow, Wanted
 from pipeline.formats.content import check_content
 from pipeline.formats.registry import DEFAULT, RESIDUAL, get_format
-from pipeline.formats.sidecars import check_lengths, no_strangers, would_be_a_sample
 from pipeline.formats.stores import Located, RowStore
 from pipeline.prepared import PreparedFile
 from pipeline.progress import stage_progress
@@ -81,9 +80,7 @@ def check_files(
             found.tokens += outcome
             progress.advance(rows=1, tokens=outcome)
     form = get_format(record.get("format", DEFAULT))
-    found.faults += form.check_sidecars(folder, found.good, store)
-    if form.check_sidecars in (no_strangers, check_lengths):
-        found.faults += [would_be_a_sample(name) for name in strangers if name.endswith("pt")]
+    found.faults += form.check_sidecars(folder, found.good, store, strangers)
     return found
 
 

@@ -98,6 +98,13 @@ class Bench:
         self.data = root / "prepared" / "tokenized_data.jsonl"
         self.tokens = sum(PreparedFile(self.data, None).lengths)
 
+    def verdict(self) -> int:
+        """Tell what was wrong; returns the exit code."""
+        for fault in self.faults:
+            print(f"wrong: {fault}")
+        print("nothing wrong" if not self.faults else f"{len(self.faults)} faults")
+        return int(bool(self.faults))
+
     def cli(self, arguments: list[object]) -> None:
         """Run the command line to its end."""
         if self.start([sys.executable, "-m", "pipeline", *arguments]).wait(SECONDS):
@@ -363,10 +370,7 @@ def main() -> int:
             }
             options.output.write_text(json.dumps(record, indent=1) + "\n")
         resized(bench, whole)
-    for fault in bench.faults:
-        print(f"wrong: {fault}")
-    print("nothing wrong" if not bench.faults else f"{len(bench.faults)} faults")
-    return int(bool(bench.faults))
+    return bench.verdict()
 
 
 if __name__ == "__main__":

@@ -114,10 +114,7 @@ def main() -> int:
         compare(bench, "one engine", "one", whole)
         refused(bench)
         killed(bench, whole)
-    for fault in bench.faults:
-        print(f"wrong: {fault}")
-    print("nothing wrong" if not bench.faults else f"{len(bench.faults)} faults")
-    return int(bool(bench.faults))
+    return bench.verdict()
 
 
 if __name__ == "__main__":

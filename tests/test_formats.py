@@ -233,11 +233,11 @@ def test_sidecars_of_right_rows_are_right_and_wrong_ones_are_named(tmp_path: Pat
     store, form = write(tmp_path, name, *written), get_format(name)
     if form.finish is not None:
         form.finish(tmp_path, summary_of(*written))
-    assert form.check_sidecars(tmp_path, [0, 1], store) == []
+    assert form.check_sidecars(tmp_path, [0, 1], store, []) == []
     if form.finish is not None and name != "specforge":
         form.finish(tmp_path, summary_of(*reversed(written)))
         (tmp_path / "token_freq.pt").write_bytes(b"a sample, to those trainers that read any *pt")
-        assert bool(form.check_sidecars(tmp_path, [0, 1], store))
+        assert bool(form.check_sidecars(tmp_path, [0, 1], store, []))
 
 
 # shards

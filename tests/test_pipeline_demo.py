@@ -7,7 +7,7 @@ import json
 import pytest
 
 from pipeline.conversations import numbered_lines, parse_row
-from pipeline.demo.__main__ import CONVERSATIONS
+from pipeline.demo.places import CONVERSATIONS
 
 
 def test_every_committed_question_is_answered() -> None:

@@ -66,15 +66,15 @@ def main() -> None:
 
 def figures(plan: Plan) -> dict[str, Any]:
     """What is finished, for `benchmarks/results/acceptance/`."""
-    training = manifest.require(plan.training, "train", "acceptance")
-    kept = ("steps", "seconds", "metrics", "counts", "versions")
+    training = manifest.require(plan.at.training, "train", "acceptance")
+    kept = ("steps", "seconds", "metrics", "versions")
     checked = plan.work / "check.json"
     settings = {name: value for name, value in asdict(plan).items() if name not in ("model", "work")}
     return {
         "device": device(),
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         "settings": settings,
-        "training": {name: training[name] for name in kept if name in training},
+        "training": {name: training[name] for name in kept},
         "check": json.loads(checked.read_text(encoding="utf-8")) if checked.is_file() else None,
         "evaluations": {
             name: _without_paths(json.loads((plan.evaluation(name) / JSON_NAME).read_text(encoding="utf-8")))

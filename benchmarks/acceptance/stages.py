@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -13,13 +12,16 @@ from typing import Any
 
 from benchmarks.acceptance.questions import questions
 from pipeline import manifest
+from pipeline.demo.places import Places
+from pipeline.demo.runner import Runner
+from pipeline.evaluation.as_fed import with_layers
 from pipeline.prepared import DATA_NAME
 from pipeline.regenerate import NAME as ANSWERS
+from pipeline.serving.draft_folder import read_draft
+from pipeline.serving.facts import KEY
 
-IDS_KEY = "eagle_aux_hidden_state_layer_ids"
 _REFUSED = 1  # exit code of check-draft and evaluate for a draft that does not fit
 _BOX = "┌│└"  # of a table, which names paths
-_ENVIRONMENT = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 @dataclass(frozen=True)
@@ -45,19 +47,9 @@ class Plan:
     seed: int = 0
 
     @property
-    def prepared(self) -> Path:
-        """Token ids and vocabulary."""
-        return self.work / "prepared"
-
-    @property
-    def states(self) -> Path:
-        """Hidden states of the model's own answers."""
-        return self.work / "states"
-
-    @property
-    def training(self) -> Path:
-        """The draft and its manifest."""
-        return self.work / "training"
+    def at(self) -> Places:
+        """Answers, states and draft."""
+        return Places(self.work)
 
     @property
     def shifted(self) -> Path:
@@ -69,26 +61,7 @@ class Plan:
         return self.work / f"evaluation-{name}"
 
 
-def run(
-    module: str, *arguments: object, accepted: tuple[int, ...] = (0,), errors: int | None = None
-) -> subprocess.CompletedProcess[str]:
-    """``python -m module arguments``; its messages go to the screen as well.
-
-    Args:
-        errors: subprocess.STDOUT to have its errors in the result.
-
-    Raises:
-        SystemExit: another exit code than those accepted.
-    """
-    command = [sys.executable, "-m", module, *map(str, arguments)]
-    print("$", " ".join(command), flush=True)
-    done = subprocess.run(
-        command, env=_ENVIRONMENT | os.environ, check=False, text=True, stdout=subprocess.PIPE, stderr=errors
-    )
-    print(done.stdout, end="", flush=True)
-    if done.returncode not in accepted:
-        raise SystemExit(f"exit code {done.returncode}; see above, and run the same command again to go on")
-    return done
+run = Runner(sys.executable, "benchmark")
 
 
 def answer(plan: Plan) -> None:
@@ -98,28 +71,47 @@ def answer(plan: Plan) -> None:
     learned, fresh = plan.work / "questions.jsonl", plan.work / "fresh.jsonl"
     _write(learned, [{"messages": [{"role": "user", "content": text}]} for text in every[: plan.count]])
     _write(fresh, [{"prompt": text} for text in every[plan.count :]])
-    model, data = ("--model-path", plan.model), plan.prepared
+    model, data = ("--model-path", plan.model), plan.at.prepared
     # Greedily, as the draft will be served.
     asking = ("--temperature", 0, "--top-p", 1, "--max-reply-tokens", plan.reply_tokens, "--batch-size", 4096)
-    answers = plan.work / "answers"
-    run("pipeline", "regenerate", *model, "--input", learned, "--output-dir", answers, *asking,
+    run("regenerate", "pipeline", "regenerate", *model, "--input", learned, "--output-dir", plan.at.answers, *asking,
         "--max-model-len", 1024, "--dtype", plan.dtype)  # fmt: skip
-    run("pipeline", "prepare", *model, "--input", answers / ANSWERS, "--output-dir", data, "--workers", plan.workers)
-    run("pipeline", "vocab", "--prepared", data, "--draft-vocab-size", plan.draft_vocab)
-    run("pipeline", "extract", *model, "--prepared-data", data / DATA_NAME, "--output-dir", plan.states,
+    run(
+        "prepare",
+        "pipeline",
+        "prepare",
+        *model,
+        "--input",
+        plan.at.answers / ANSWERS,
+        "--output-dir",
+        data,
+        "--workers",
+        plan.workers,
+    )
+    run("vocab", "pipeline", "vocab", "--prepared", data, "--draft-vocab-size", plan.draft_vocab)
+    run("extract", "pipeline", "extract", *model, "--prepared-data", data / DATA_NAME, "--output-dir", plan.at.states,
         "--dtype", plan.dtype, "--batch-size", 1024)  # fmt: skip
 
 
 def learn(plan: Plan) -> None:
     """The draft."""
     settings = ("--epochs", plan.epochs, "--lr", 1e-3, "--scheduler", "cosine", "--max-seq-len", plan.batch_tokens)
-    inputs = ("--data", plan.states, "--vocab", plan.prepared, "--model", plan.model, "--output-dir", plan.training)
+    inputs = (
+        "--data",
+        plan.at.states,
+        "--vocab",
+        plan.at.prepared,
+        "--model",
+        plan.model,
+        "--output-dir",
+        plan.at.training,
+    )
     kept = ("--val-share", 0.02, "--save-steps", 500, "--workers", plan.workers)
     if plan.processes == 1:
-        run("pipeline", "train", *inputs, *settings, *kept)
+        run("train", "pipeline", "train", *inputs, *settings, *kept)
     else:
-        run("torch.distributed.run", "--standalone", "--nproc-per-node", plan.processes, "-m", "pipeline", "train",
-            *inputs, *settings, *kept)  # fmt: skip
+        launcher = ("--standalone", "--nproc-per-node", plan.processes, "-m", "pipeline")
+        run("train", "torch.distributed.run", *launcher, "train", *inputs, *settings, *kept)
 
 
 def serve(plan: Plan, name: str, *options: object, shifted: bool = False) -> Path:
@@ -129,22 +121,24 @@ def serve(plan: Plan, name: str, *options: object, shifted: bool = False) -> Pat
         The folder of the report.
     """
     folder = plan.evaluation(name)
-    draft = plan.shifted if shifted else plan.training
-    run("pipeline", "evaluate", "--draft", draft, "--data", plan.states, "--output-dir", folder,
-        "--prompts", plan.work / "fresh.jsonl", "--max-prompts", plan.asked, "--max-tokens", plan.reply_tokens,
-        "--max-rows", 200, *options, *(["--enforce-eager"] if plan.eager else []), accepted=(0, _REFUSED))  # fmt: skip
+    draft = plan.shifted if shifted else plan.at.training
+    inputs = ("--draft", draft, "--data", plan.at.states, "--prompts", plan.work / "fresh.jsonl")
+    bounds = ("--max-prompts", plan.asked, "--max-tokens", plan.reply_tokens, "--max-rows", 200)
+    more = (*options, "--enforce-eager") if plan.eager else options
+    run.ended(f"evaluate, {name}", "pipeline", "evaluate", *inputs, "--output-dir", folder, *bounds, *more,
+              accepted=(0, _REFUSED))  # fmt: skip
     return folder
 
 
 def check(plan: Plan) -> dict[str, Any]:
     """What check-draft says of the draft and of its shifted copy."""
     found = {}
-    for name, draft in (("trained", plan.training), ("shifted", plan.shifted)):
-        done = run("pipeline", "check-draft", draft, accepted=(0, _REFUSED))
-        found[name] = {
-            "exit_code": done.returncode,
-            "said": [line for line in done.stdout.splitlines() if line.strip()],
-        }
+    for name, draft in (("trained", plan.at.training), ("shifted", plan.shifted)):
+        # What it refuses stands in its errors.
+        done = run.ended(f"check-draft, {name}", "pipeline", "check-draft", draft, accepted=(0, _REFUSED),
+                         out=subprocess.PIPE, errors=subprocess.STDOUT)  # fmt: skip
+        said = [line for line in done.stdout.splitlines() if line.strip() and line[0] not in _BOX]
+        found[name] = {"exit_code": done.returncode, "said": said}
     return found
 
 
@@ -154,12 +148,10 @@ def shift(plan: Plan) -> list[int]:
     Returns:
         The ids of the copy.
     """
-    shutil.copytree(plan.training / "draft", plan.shifted / "draft", dirs_exist_ok=True)
-    shutil.copy(plan.training / manifest.FILE_NAME, plan.shifted / manifest.FILE_NAME)
-    path = plan.shifted / "draft" / "config.json"
-    config = json.loads((plan.training / "draft" / "config.json").read_text(encoding="utf-8"))
-    ids = [number + 1 for number in config[IDS_KEY]]
-    path.write_text(json.dumps(config | {IDS_KEY: ids}, indent=2), encoding="utf-8")
+    draft = read_draft(plan.at.training / "draft")
+    ids = [number + 1 for number in draft.config[KEY]]
+    with_layers(draft, ids, plan.shifted / "draft")
+    shutil.copy(plan.at.training / manifest.FILE_NAME, plan.shifted / manifest.FILE_NAME)
     return ids
 
 

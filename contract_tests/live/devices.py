@@ -81,6 +81,7 @@ class Trial:
     def __init__(self, name: str, root: Path, options: argparse.Namespace) -> None:
         self.name, self.root, self.options = name, root, options
         self.setting = next(s for s in SETTINGS if s.model == name and not s.name)
+        self.dtype = self.setting.dtype(options.dtype)
         self.model = make(name, root)
         self.data = root / f"{name}-{DATA_NAME}"
         write_rows(self.data, options.rows)
@@ -91,7 +92,7 @@ class Trial:
         layers = [part for number in sorted(set(self.setting.layer_ids)) for part in ("--layer-ids", str(number))]
         command = [
             sys.executable, "-m", "pipeline", "extract", "--engine", "direct", "--model-path", self.model,
-            "--prepared-data", self.data, "--output-dir", folder, "--tp-size", devices, "--dtype", self.options.dtype,
+            "--prepared-data", self.data, "--output-dir", folder, "--tp-size", devices, "--dtype", self.dtype,
             "--max-seq-len", CONTEXT - 4, "--batch-size", 64, *layers,
             "--gpu-memory-utilization", 0.5 if on_gpu() else 0.1,
             *(["--trust-remote-code"] if self.name.startswith("kimi") else []),
@@ -151,7 +152,7 @@ class Trial:
                 self.faults.append(f"row {index} has other tokens")
             errors.append(float((a - b).norm() / a.norm()))
         errors.sort()
-        limit = self.setting.tolerance(self.options.dtype)
+        limit = self.setting.tolerance(self.dtype)
         if errors[-1] > limit:
             self.faults.append(f"{other.name} differs from {one.name} by {errors[-1]:.1e} (limit {limit:g})")
         return {"median": float(f"{errors[len(errors) // 2]:.2e}"), "worst": float(f"{errors[-1]:.2e}"), "limit": limit}
@@ -160,7 +161,7 @@ class Trial:
         """All of it; faults are kept beside what was seen."""
         devices = self.options.tp_size
         single, split, killed = (self.root / f"{self.name}-{what}" for what in ("single", "split", "killed"))
-        seen: dict[str, Any] = {"model": self.name, "dtype": self.options.dtype, "rows": self.options.rows}
+        seen: dict[str, Any] = {"model": self.name, "dtype": self.dtype, "rows": self.options.rows}
         try:
             self.finish(single, 1)
             writers = self.finish(split, devices).writers

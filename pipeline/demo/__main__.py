@@ -8,28 +8,23 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from pipeline import manifest
 from pipeline.atomic import write_text
-from pipeline.evaluation.report import JSON_NAME, PICTURE_NAME, TEXT_NAME
+from pipeline.demo.places import CONVERSATIONS, Places
+from pipeline.demo.runner import Runner, console
+from pipeline.evaluation.report import JSON_NAME, TEXT_NAME
 from pipeline.evaluation.request import DRAFT, UNTRAINED
 from pipeline.evaluation.results import HELD_OUT, acceptance_in, name_of
 from pipeline.prepared import DATA_NAME
-from pipeline.regenerate import NAME as REGENERATED_NAME
 from shims.errors import SpecshimError
 
-# The model's own answers, as `--regenerate` writes them; they are committed, since asking takes minutes on a CPU.
-CONVERSATIONS = Path(__file__).with_name("conversations.jsonl")
 _REPLY_TOKENS = 128
 _TEMPERATURE = 0.6
 _DRAFT_VOCAB = 8192
@@ -41,113 +36,6 @@ _VERIFY_ROWS = 8
 _QUESTION = "What is the capital of France?"
 _ANSWER = "Paris"
 
-console = Console()
-
-
-@dataclass(frozen=True)
-class Places:
-    """Where the demo keeps what."""
-
-    root: Path
-    regenerated: bool = False
-    """Freshly answered conversations get a folder of their own for all that follows from them."""
-
-    @property
-    def work(self) -> Path:
-        """Everything but the model."""
-        return self.root / "regenerated" if self.regenerated else self.root
-
-    @property
-    def model(self) -> Path:
-        """The model folder."""
-        return self.root / "model"
-
-    @property
-    def model_checked(self) -> Path:
-        """Exists once the converted model has answered sensibly."""
-        return self.root / "model.checked"
-
-    @property
-    def conversations(self) -> Path:
-        """The committed conversations, or the fresh ones."""
-        return self.answers / REGENERATED_NAME if self.regenerated else CONVERSATIONS
-
-    @property
-    def answers(self) -> Path:
-        """Folder of the fresh conversations."""
-        return self.work / "conversations"
-
-    @property
-    def prepared(self) -> Path:
-        """Token ids, mask, vocabulary."""
-        return self.work / "prepared"
-
-    @property
-    def states(self) -> Path:
-        """Hidden states."""
-        return self.work / "states"
-
-    @property
-    def training(self) -> Path:
-        """Draft and metrics."""
-        return self.work / "training"
-
-    @property
-    def evaluation(self) -> Path:
-        """Report of the draft."""
-        return self.work / "evaluation"
-
-    @property
-    def loss_curve(self) -> Path:
-        """The picture beside the checkpoint, or the report's, which has one too."""
-        beside = sorted(self.training.glob("*.png"))
-        return beside[0] if beside else self.evaluation / PICTURE_NAME
-
-    @property
-    def verified(self) -> Path:
-        """What `verify --json` printed."""
-        return self.work / "verified.json"
-
-
-class Runner:
-    """Runs stages with the demo's interpreter and environment."""
-
-    def __init__(self, python: str) -> None:
-        self._python = python
-        self._environment = {
-            "VLLM_CPU_KVCACHE_SPACE": "1",  # GB; plenty for rows of a few hundred tokens
-            "VLLM_LOGGING_LEVEL": "WARNING",
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-            "PYTHONWARNINGS": "ignore",  # those of other libraries, repeated in every worker
-        } | os.environ
-        # With it set, every vLLM process compiles thousands of files anew: minutes per stage.
-        self._environment.pop("PYTHONDONTWRITEBYTECODE", None)
-
-    def __call__(self, title: str, module: str, *arguments: object, capture: bool = False) -> str:
-        """Run ``python -m module arguments``.
-
-        Returns:
-            Its standard output when ``capture``, else "".
-
-        Raises:
-            SpecshimError: it ended with an error; its own message is on the screen.
-        """
-        console.rule(title)
-        command = [self._python, "-m", module, *map(str, arguments)]
-        done = subprocess.run(
-            command, env=self._environment, check=False, text=True, stdout=subprocess.PIPE if capture else None
-        )
-        if done.returncode:
-            raise SpecshimError(
-                f"demo, {title}",
-                "exit code 0",
-                f"exit code {done.returncode} from {' '.join(command)}",
-                "see its message above; the demo goes on from here when run again",
-            )
-        return done.stdout or ""
-
 
 def run_demo(places: Places, python: str, serve: bool = False) -> None:
     """All stages in order, then the closing table.
@@ -156,7 +44,7 @@ def run_demo(places: Places, python: str, serve: bool = False) -> None:
         serve: end with the draft in a real server, too: three engines, some minutes.
     """
     started = time.monotonic()
-    run = Runner(python)
+    run = Runner(python, "demo")
     places.work.mkdir(parents=True, exist_ok=True)
     if not (places.model / "config.json").is_file():
         run("model: GGUF to safetensors", "pipeline.demo.model", places.model)

@@ -40,8 +40,8 @@ class Format:
     finish: Callable[[Path, Summary], None] | None = None
     """Write what lies beside the rows, once all of them are there; None where nothing does."""
 
-    check_sidecars: Callable[[Path, Sequence[int], RowStore], list[str]] = lambda folder, rows, store: []
-    """(folder, whole rows, store) -> what is wrong with the files beside the rows."""
+    check_sidecars: Callable[[Path, Sequence[int], RowStore, Sequence[str]], list[str]] = lambda *_: []
+    """(folder, whole rows, store, strangers elsewhere) -> what is wrong with the files beside the rows."""
 
     def refuse_unfit(self, layers: LayerIds, num_layers: int, store_dtype: str, flag: str = "--format") -> None:
         """Stop before anything is computed that this format cannot hold, or its readers would misread.

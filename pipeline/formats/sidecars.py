@@ -74,21 +74,21 @@ def specforge(folder: Path, summary: Summary) -> None:
         write_bytes(folder / "vocab_mapping" / "vocab_mapping.pt", content)
 
 
-def no_strangers(folder: Path, rows: Sequence[int], store: RowStore) -> list[str]:
-    """Files that a trainer would take for samples, because their names end in "pt"."""
+def no_strangers(folder: Path, rows: Sequence[int], store: RowStore, strangers: Sequence[str]) -> list[str]:
+    """Files that a trainer would take for samples, because their names end in "pt".
+
+    Args:
+        strangers: what is no row and not beside the rows, where that does not lie in the folder.
+    """
     samples: set[object] = {store.locate(index) for index in store.indices()}
     others = [path for path in folder.rglob("*pt") if path.is_file() and path not in samples]
-    return [would_be_a_sample(path) for path in sorted(others)]
+    names = [*map(str, sorted(others)), *(name for name in strangers if name.endswith("pt"))]
+    return [f"{name}: would be read as a sample, because its name ends in pt" for name in names]
 
 
-def would_be_a_sample(path: Path | str) -> str:
-    """What is wrong with such a file."""
-    return f"{path}: would be read as a sample, because its name ends in pt"
-
-
-def check_lengths(folder: Path, rows: Sequence[int], store: RowStore) -> list[str]:
+def check_lengths(folder: Path, rows: Sequence[int], store: RowStore, strangers: Sequence[str]) -> list[str]:
     """The same, and sample_lengths.json against the rows."""
-    faults = no_strangers(folder, rows, store)
+    faults = no_strangers(folder, rows, store, strangers)
     path = folder / "sample_lengths.json"
     try:
         stated = json.loads(path.read_text(encoding="utf-8"))
@@ -99,7 +99,7 @@ def check_lengths(folder: Path, rows: Sequence[int], store: RowStore) -> list[st
     return faults if stated == found else [*faults, f"{path}: other rows or lengths than the files have"]
 
 
-def check_table(folder: Path, rows: Sequence[int], store: RowStore) -> list[str]:
+def check_table(folder: Path, rows: Sequence[int], store: RowStore, _strangers: Sequence[str]) -> list[str]:
     """The Arrow table against the rows: the trainer drops a row whose token ids differ, with a warning."""
     datasets = _datasets()
     try:
