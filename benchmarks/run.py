@@ -1,6 +1,9 @@
-"""All ways one after the other, and the file of results.
+"""All ways of some shapes, and the file of results; of three passes over the same prompts, the fastest counts.
 
-python -m benchmarks.run tiny [--ways plain-eager,direct-files] [--folder DIR] [--out FILE]
+    python -m benchmarks.run tiny [--ways plain-eager,direct-files] [--together] [--folder DIR] [--out FILE]
+
+One way after the other; with `--together`, all of a shape are loaded at once and take their passes in turn, so that
+a device that changes its pace changes it for all of them.
 """
 
 from __future__ import annotations
@@ -9,35 +12,48 @@ import argparse
 import datetime
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks.child import Child, WayFailed
 from benchmarks.models import SHAPES, write
-from benchmarks.way import WAYS
+from benchmarks.way import TP_VARIABLE, WAYS
 
 RESULTS = Path(__file__).with_name("results")
 # Compiling takes minutes on a CPU and vLLM's connector wants CUDA.
 CPU_WAYS = ("plain-eager", "direct-drop", "direct-files", "stock", "transformers")
-_LIMIT = 900  # seconds for one way
+PASSES = 3
 
 
-def measure(way: str, shape: str, path: Path, folder: Path) -> dict[str, Any]:
-    """Run one way in a process of its own; a failure is a result without a speed."""
-    command = [sys.executable, "-m", "benchmarks.way", way, shape, str(path), str(folder)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT, check=False)
-    except subprocess.TimeoutExpired:
-        return {"way": way, "model": shape, "reason": f"more than {_LIMIT} s"}
-    found = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    if found:
-        result: dict[str, Any] = json.loads(found[-1].removeprefix("RESULT "))
-        return result
-    print(done.stdout[-2000:], done.stderr[-4000:], sep="\n", file=sys.stderr)
-    last = [line for line in done.stderr.splitlines() if line.strip()]
-    return {"way": way, "model": shape, "reason": last[-1][:300] if last else f"exit code {done.returncode}"}
+def measure(ways: list[str], shape: str, path: Path, folder: Path) -> list[dict[str, Any]]:
+    """Load these ways of a shape together, each in a process of its own, and let them take their passes in turn.
+
+    Returns:
+        A row each; a failure is a row without a speed.
+    """
+    children = [Child(way, shape, path, folder / f"{shape}-{way}", len(ways)) for way in ways]
+    failed: dict[str, str] = {}
+    # Every one is ready before the first is measured: starting takes cores and memory bandwidth.
+    for act in (Child.ready, *[Child.measure] * PASSES):
+        for child in children:
+            if child.way not in failed:
+                try:
+                    act(child)
+                except WayFailed as error:
+                    failed[child.way] = str(error)
+    for child in children:
+        child.close()
+    return [_row(child, failed.get(child.way)) for child in children]
+
+
+def _row(child: Child, reason: str | None) -> dict[str, Any]:
+    if reason is not None:
+        return {"way": child.way, "model": child.shape, "reason": reason}
+    tokens = SHAPES[child.shape].prompts * SHAPES[child.shape].length
+    row = {"way": child.way, "model": child.shape, "tokens": tokens, "tok_s": round(tokens / min(child.seconds))}
+    tp_size = int(os.environ[TP_VARIABLE])
+    return row | ({"tp_size": tp_size} if tp_size > 1 else {}) | {"seconds": [round(s, 3) for s in child.seconds]}
 
 
 def rows(measured: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -72,10 +88,11 @@ def main() -> None:
     parser.add_argument(
         "--folder", type=Path, help="where rows are written (default: memory, else the temporary folder)"
     )
+    parser.add_argument("--together", action="store_true", help="all ways of a shape share the device, loaded at once")
     parser.add_argument("--tp-size", type=int, default=1, help="devices to split each model over")
     parser.add_argument("--out", type=Path, help="default: results/<date>-<device>.json")
     options = parser.parse_args()
-    os.environ["SPECSHIM_BENCH_TP"] = str(options.tp_size)
+    os.environ[TP_VARIABLE] = str(options.tp_size)
     # A parent that has as much as asked for a GPU cannot be forked.
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     here = device()
@@ -95,10 +112,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="specshim-bench-", dir=folder) as scratch:
         for shape in options.shapes:
             path = write(shape, Path(scratch))
-            for way in ways:
-                one = measure(way, shape, path, Path(scratch) / f"{shape}-{way}")
-                print(json.dumps(one), flush=True)
-                measured.append(one)
+            for group in [ways] if options.together else [[way] for way in ways]:
+                found = measure(group, shape, path, Path(scratch))
+                print(*map(json.dumps, found), sep="\n", flush=True)
+                measured += found
                 # After each: a run that is cut keeps what it has.
                 data["rows"] = rows(measured)
                 out.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")

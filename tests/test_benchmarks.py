@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.models import SHAPES, prompts, write
-from benchmarks.run import rows
+from benchmarks.run import measure, rows
+from benchmarks.way import TP_VARIABLE
 from contract_tests.performance_page import WAYS, measurements
 
 
@@ -44,6 +45,14 @@ def test_the_rows_are_written_as_extract_writes_them(tmp_path: Path) -> None:
     settings = _row_sink(SHAPES["tiny"], tmp_path)
     assert settings.keys() == {field.name for field in fields(RowSinkSettings)}
     RowSink(**settings)
+
+
+def test_a_way_that_does_not_start_is_a_row_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others' figures of a long run are kept."""
+    pytest.importorskip("transformers")
+    monkeypatch.setenv(TP_VARIABLE, "1")
+    (row,) = measure(["transformers"], "tiny", tmp_path / "nowhere", tmp_path)
+    assert row["way"] == "transformers" and "nowhere" in row["reason"] and "tok_s" not in row
 
 
 def test_each_committed_measurement_can_be_shown() -> None:

@@ -39,11 +39,13 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--gpu-memory-utilization", type=float, default=0.8, help="share of the device for vLLM")
     parser.add_argument("--eager", action="store_true", help="engines uncompiled: they start faster and run slower")
     options = parser.parse_args()
     plan = Plan(
         options.model, options.work, options.questions, options.asked, options.reply_tokens, options.draft_vocab,
         options.epochs, options.batch_tokens, options.dtype, options.workers, options.processes, options.eager,
+        options.gpu_memory_utilization,
     )  # fmt: skip
     parts = options.parts.split(",")
     if "answers" in parts:

@@ -44,7 +44,14 @@ class Plan:
     """That train, each on a device."""
     eager: bool
     """Serve uncompiled."""
+    memory_share: float
+    """Of the device, for vLLM."""
     seed: int = 0
+
+    @property
+    def memory(self) -> tuple[object, ...]:
+        """The option of each stage that runs vLLM."""
+        return ("--gpu-memory-utilization", self.memory_share)
 
     @property
     def at(self) -> Places:
@@ -75,7 +82,7 @@ def answer(plan: Plan) -> None:
     # Greedily, as the draft will be served.
     asking = ("--temperature", 0, "--top-p", 1, "--max-reply-tokens", plan.reply_tokens, "--batch-size", 4096)
     run("regenerate", "pipeline", "regenerate", *model, "--input", learned, "--output-dir", plan.at.answers, *asking,
-        "--max-model-len", 1024, "--dtype", plan.dtype)  # fmt: skip
+        "--max-model-len", 1024, "--dtype", plan.dtype, *plan.memory)  # fmt: skip
     run(
         "prepare",
         "pipeline",
@@ -90,7 +97,7 @@ def answer(plan: Plan) -> None:
     )
     run("vocab", "pipeline", "vocab", "--prepared", data, "--draft-vocab-size", plan.draft_vocab)
     run("extract", "pipeline", "extract", *model, "--prepared-data", data / DATA_NAME, "--output-dir", plan.at.states,
-        "--dtype", plan.dtype, "--batch-size", 1024)  # fmt: skip
+        "--dtype", plan.dtype, "--batch-size", 1024, *plan.memory)  # fmt: skip
 
 
 def learn(plan: Plan) -> None:
@@ -125,7 +132,8 @@ def serve(plan: Plan, name: str, *options: object, shifted: bool = False) -> Pat
     inputs = ("--draft", draft, "--data", plan.at.states, "--prompts", plan.work / "fresh.jsonl")
     bounds = ("--max-prompts", plan.asked, "--max-tokens", plan.reply_tokens, "--max-rows", 200)
     more = (*options, "--enforce-eager") if plan.eager else options
-    run.ended(f"evaluate, {name}", "pipeline", "evaluate", *inputs, "--output-dir", folder, *bounds, *more,
+    where = ("--output-dir", folder)
+    run.ended(f"evaluate, {name}", "pipeline", "evaluate", *inputs, *where, *bounds, *plan.memory, *more,
               accepted=(0, _REFUSED))  # fmt: skip
     return folder
 

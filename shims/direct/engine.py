@@ -24,7 +24,10 @@ from shims.versions import detect, within
 _WORKER = "shims.direct.worker.CaptureWorker"
 # Known to the engine ahead of its turn, so that it never waits for us.
 _WINDOW = 512
-_POLL_EVERY = 0.5  # seconds
+# Seconds. The worker answers between two steps, and the device waits meanwhile: not often.
+_POLL_EVERY = 2.0
+# Seconds, once there are no steps left: what the last rows' writers need is seen soon.
+_POLL_AT_END = 0.02
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,7 @@ class DirectEngine:
                 needs them, so that a generator may be endless.
 
         Yields:
-            What was settled, about twice a second.
+            What was settled, every two seconds or so.
 
         Raises:
             WrongStatesError: a row could not be proved whole and its own; nothing of it was written.
@@ -138,7 +141,7 @@ class DirectEngine:
                 )
             if waiting:
                 time.sleep(pause)
-                pause = min(pause * 2, _POLL_EVERY)
+                pause = min(pause * 2, _POLL_AT_END)
 
     def _add(self, row_id: str, token_ids: Sequence[int]) -> None:
         from vllm import SamplingParams
