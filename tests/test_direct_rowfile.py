@@ -14,6 +14,9 @@ library = pytest.importorskip("safetensors.torch")
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
+from pipeline.formats import StateRow, safetensors_row  # noqa: E402
+from pipeline.formats.content import check_content  # noqa: E402
+from pipeline.formats.hs_safetensors import encode_row, read_stored, write_row  # noqa: E402
 from shims.direct.rowfile import write_tensors  # noqa: E402
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool]
@@ -55,6 +58,28 @@ def test_a_disk_that_takes_little_at_a_time_gets_all(tmp_path: Path, monkeypatch
     monkeypatch.setattr(os, "write", lambda handle, content: write(handle, content[:7]))
     write_tensors(tmp_path / "row", {"x": whole})
     assert torch.equal(library.load((tmp_path / "row").read_bytes())["x"], whole)
+
+
+def test_a_header_that_is_known_last_makes_the_same_file(tmp_path: Path) -> None:
+    named, metadata = {"x": torch.arange(5)}, {"one": "known"}
+    write_tensors(tmp_path / "row", named, {"one": "later"}, lambda: metadata)
+    assert (tmp_path / "row").read_bytes() == library.save(named, metadata=metadata)
+
+
+def test_a_last_header_of_another_length_would_shift_the_tensors(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="header of"):
+        write_tensors(tmp_path / "row", {"x": torch.arange(5)}, {"one": ""}, lambda: {"one": "longer than it was"})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_large_row_is_hashed_beside_its_writing_and_has_the_same_bytes(tmp_path: Path) -> None:
+    """Both ends of the switch: the row's hash, of these very numbers, in a file as the library has it."""
+    states = torch.randn(700, 4, 128)
+    assert states.nbytes > safetensors_row._LARGE
+    row = StateRow(states, torch.arange(700), torch.ones(700, dtype=torch.int64), "r")
+    write_row(tmp_path / "hs_0.safetensors", row, {"row": "0"})
+    assert (tmp_path / "hs_0.safetensors").read_bytes() == encode_row(row, {"row": "0"})
+    check_content(read_stored(tmp_path / "hs_0.safetensors"))
 
 
 @pytest.mark.parametrize("wrong", [torch.zeros(2, dtype=torch.complex64), torch.zeros(4, 4).t()[:, :2]])

@@ -128,9 +128,10 @@ def last_layer(bench: Bench) -> None:
         got = bench.reference.logits(result["hidden_states"][-1]).argmax(-1)
         wanted = bench.reference.run(prompt)[1]
         top = wanted.max(-1).values
-        # Of two logits closer than rounding moves them, either may be the larger.
+        # Of two logits closer than rounding moves them, either may be the larger. Each may be off by twice what the
+        # states are off by as a whole, in relation to their size.
         short = top - wanted.gather(-1, got[:, None])[:, 0]
-        differ = short > 2 * bench.tolerance * wanted.norm(dim=-1) / wanted.shape[-1] ** 0.5
+        differ = short > 4 * bench.tolerance * wanted.norm(dim=-1) / wanted.shape[-1] ** 0.5
         if bool(differ.any()):
             raise Failed(f"{int(differ.sum())} of {len(prompt)} next tokens differ from the model's own")
 

@@ -36,7 +36,7 @@ TOLERANCE = {
     ("gpu", "float16"): 3e-2,
     ("gpu", "bfloat16"): 0.2,
 }
-# In half precision, rounding also turns the choice of an expert now and then.
+# Rounding, of a GPU's float32 too, also turns the choice of an expert now and then.
 TOLERANCE_ROUTED = 0.4
 
 
@@ -77,7 +77,7 @@ class Setting:
 
     def tolerance(self, dtype: str) -> float:
         strict = TOLERANCE["gpu" if on_gpu() else "cpu", dtype]
-        return TOLERANCE_ROUTED if self.routed and dtype != "float32" else strict
+        return TOLERANCE_ROUTED if self.routed and (on_gpu() or dtype != "float32") else strict
 
     def name_of(self, case: Callable[[Bench], None]) -> str:
         return f"{case.__name__}_{self.name}" if self.name and case is cases.identity else case.__name__

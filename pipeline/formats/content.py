@@ -19,6 +19,11 @@ def sealed_header(row: StateRow, header: Mapping[str, str]) -> dict[str, str]:
     return {**whole, KEY: content_hash(row, whole)}
 
 
+def unsealed_header(row: StateRow, header: Mapping[str, str]) -> dict[str, str]:
+    """The same, as long, with zeros for the hash: for a file that is begun before its hash is known."""
+    return {**header, "row_id": row.row_id, KEY: "0" * (2 * hashlib.sha256().digest_size)}
+
+
 def content_hash(row: StateRow, header: Mapping[str, str]) -> str:
     """sha256, as hexadecimal, over header, dtypes, shapes and bytes.
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pipeline.formats import StateRow, Wanted, float8, safetensors_row
-from shims.direct.rowfile import to_bytes, write_tensors
+from shims.direct.rowfile import to_bytes
 
 FOLDER = "hidden_states"
 
@@ -30,7 +30,7 @@ def write_row(path: Path, row: StateRow, metadata: Mapping[str, str]) -> int:
         Bytes written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    return write_tensors(path, *safetensors_row.parts(row, metadata))
+    return safetensors_row.write(path, row, metadata)
 
 
 def encode_row(row: StateRow, metadata: Mapping[str, str]) -> bytes:

@@ -10,17 +10,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from pipeline.formats import DamagedRow, StateRow, Wanted, float8
 from pipeline.formats.checking import Outline, check_outline
-from pipeline.formats.content import sealed_header
+from pipeline.formats.content import sealed_header, unsealed_header
+from shims.direct.rowfile import write_tensors
 
 STATES, FLOAT8, SCALE, IDS, MASK = (
     "hidden_states", "hidden_states_float8", "hidden_states_scale", "token_ids", "loss_mask",
 )  # fmt: skip
 _HEADER = "specshim"
+_LARGE = 1 << 20
+"""Bytes; hashing as many takes longer than starting a thread that does it while they are written."""
 _DTYPES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16", "F8_E4M3": float8.NAME}
 
 
@@ -39,14 +43,36 @@ def encode(row: StateRow, header: Mapping[str, str]) -> bytes:
 
 def parts(row: StateRow, header: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
     """What the file of a row holds: (tensors, the file's own metadata)."""
+    return _tensors(row), _metadata(sealed_header(row, header))
+
+
+def write(path: Path, row: StateRow, header: Mapping[str, str]) -> int:
+    """Write the file of a row durably, in one step.
+
+    Returns:
+        Bytes written.
+    """
+    tensors = _tensors(row)
+    if sum(tensor.nbytes for tensor in tensors.values()) < _LARGE:
+        return write_tensors(path, tensors, _metadata(sealed_header(row, header)))
+    with ThreadPoolExecutor(1) as beside:
+        hashed = beside.submit(sealed_header, row, header)
+        begun = _metadata(unsealed_header(row, header))
+        return write_tensors(path, tensors, begun, lambda: _metadata(hashed.result()))
+
+
+def _tensors(row: StateRow) -> dict[str, Any]:
     tensors = {(STATES if row.scale is None else FLOAT8): row.states, IDS: row.token_ids}
     if row.scale is not None:
         tensors[SCALE] = row.scale
     if row.loss_mask is not None:
         tensors[MASK] = row.loss_mask
+    return {name: tensor.contiguous() for name, tensor in tensors.items()}
+
+
+def _metadata(header: Mapping[str, str]) -> dict[str, str]:
     # One entry, because the writer puts several in random order.
-    metadata = {_HEADER: json.dumps(sealed_header(row, header), sort_keys=True)}
-    return {name: tensor.contiguous() for name, tensor in tensors.items()}, metadata
+    return {_HEADER: json.dumps(header, sort_keys=True)}
 
 
 def check(file: Any, wanted: Wanted) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +30,19 @@ _NAMES = {
 _RANK = {name: rank for rank, name in enumerate(("I64", "F32", "I32", "BF16", "F16", "F8_E4M3", "U8", "BOOL"))}
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> int:
+def write_tensors(
+    path: Path,
+    tensors: Mapping[str, Any],
+    metadata: Mapping[str, str] | None = None,
+    final: Callable[[], Mapping[str, str]] | None = None,
+) -> int:
     """Write a file durably, in one step: whole (on the disk, fsync) or absent.
 
     Args:
         path: its folder has to exist.
         tensors: CPU tensors, contiguous.
         metadata: strings for the header; with more than one, their order is the mapping's.
+        final: asked once the tensors are written, for what goes into the header in place of `metadata`: as long.
 
     Returns:
         Bytes written.
@@ -44,6 +50,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Any], metadata: Mapping[str,
     Raises:
         OSError: the disk refused; no file and no leftover stays.
         TypeError: a dtype that is not one of the table above, or a tensor that is not contiguous.
+        ValueError: the final header is not as long as the one it replaces.
     """
     header, parts = _layout(tensors, metadata)
     buffers = [header, *parts]
@@ -53,6 +60,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Any], metadata: Mapping[str,
         handle = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
         try:
             _write_all(handle, buffers)
+            if final is not None:
+                _replace_header(handle, header, _layout(tensors, final())[0])
             os.fsync(handle)
         finally:
             os.close(handle)
@@ -112,6 +121,13 @@ def _bytes(tensor: Any) -> memoryview:
     import torch
 
     return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+
+
+def _replace_header(handle: int, header: bytes, final: bytes) -> None:
+    if len(final) != len(header):
+        raise ValueError(f"wanted a header of {len(header)} bytes, found {len(final)}")
+    os.lseek(handle, 0, os.SEEK_SET)
+    _write_all(handle, [final])
 
 
 def _write_all(handle: int, buffers: list[Any]) -> None:
