@@ -215,6 +215,7 @@ _STAGES: dict[str, tuple[tuple[str, ...], dict[str, Schema]]] = {
             "steps": _number("optimizer steps"),
             "best_step": _number("the step whose draft is published"),
             "stopped": _text("why it ended before its last epoch"),
+            "computed_in": _text("dtype of the computation, where `dtype` may be auto"),
             "metrics": {"type": "object", "description": "held out: before the first step, of the draft, at the end"},
             "adaptations": {"type": "array", "items": {"type": "string"}, "description": "what was bridged, and how"},
         },

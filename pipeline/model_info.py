@@ -24,6 +24,8 @@ _TOKENIZER_FILES = (
 )
 _TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
 _WEIGHT_PATTERNS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
+# https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md
+_POINTER, _POINTER_LIMIT = b"version https://git-lfs.github.com/spec/", 1024
 _WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
 _EDGE_BYTES = 1 << 20
 """Read from both ends of each weight file: enough to tell a fine-tuned copy, cheap on terabytes."""
@@ -132,16 +134,33 @@ def refuse_missing_weights(model: ModelInfo, flag: str = "--model-path") -> None
     """Stop where loading would fail minutes later, deep in a worker.
 
     Raises:
-        UsageError: the folder holds no weights, not all files that its index names, or one that was cut short.
+        UsageError: the folder holds no weights, not all files that its index names, one that was cut short, or
+            Git LFS pointers.
     """
+    if pointers := _lfs_pointers(model.path):
+        raise UsageError(
+            f"{flag} {model.path}",
+            "all files of the model",
+            f"Git LFS pointers in place of {_few(pointers)}",
+            "run `git lfs pull` in that folder, or download the model with its hub's own tool",
+        )
     missing = missing_shards(model.path) or [f"the end of {name}" for name in _cut_short(model.path)]
     if not any(file.suffix in _WEIGHT_SUFFIXES for file in model.path.iterdir()):
         missing = ["no file of weights at all"]
     if missing:
-        listed = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         raise UsageError(
-            f"{flag} {model.path}", "all weights of the model", f"missing: {listed}", "complete the download"
+            f"{flag} {model.path}", "all weights of the model", f"missing: {_few(missing)}", "complete the download"
         )
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _lfs_pointers(folder: Path) -> list[str]:
+    """Files of which a clone without Git LFS has three lines that say where the content is."""
+    small = [file for file in sorted(folder.iterdir()) if file.is_file() and file.stat().st_size < _POINTER_LIMIT]
+    return [file.name for file in small if file.read_bytes().startswith(_POINTER)]
 
 
 def _cut_short(folder: Path) -> list[str]:

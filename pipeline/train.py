@@ -40,6 +40,8 @@ class Trained:
     adaptations: list[str] = field(default_factory=list)
     stopped: str = ""
     """Why it ended before its last epoch; empty where it did not."""
+    computed_in: str = ""
+    """The dtype that `auto` came to."""
     first: bool = True
     """Whether this process is the one that tells."""
 
@@ -107,7 +109,7 @@ def _train(config: TrainConfig, data: TrainingData, ranks: Ranks, device: str) -
     result = Trained(
         config.output_dir / DRAFT_NAME, config.output_dir / METRICS_NAME, progress.start, progress.last,
         progress.best, progress.best_step, progress.step, progress.seconds, run.adaptations, progress.stopped,
-        ranks.first,
+        run.dtype, ranks.first,
     )  # fmt: skip
     if ranks.first:
         manifest.write(config.output_dir, _manifest(settings, result))
@@ -127,6 +129,7 @@ def _manifest(settings: dict[str, Any], result: Trained) -> dict[str, Any]:
         metrics={"start": result.start, "end": result.end, "best": result.best},
         best_step=result.best_step,
         stopped=result.stopped,
+        computed_in=result.computed_in,
         **settings,
     )
 
@@ -164,6 +167,7 @@ def _finished(config: TrainConfig, settings: dict[str, Any]) -> Trained | None:
     return Trained(
         draft, config.output_dir / METRICS_NAME, reached["start"], reached["end"], reached["best"],
         existing["best_step"], existing["steps"], existing["seconds"], existing["adaptations"], existing["stopped"],
+        existing.get("computed_in", ""),
     )  # fmt: skip
 
 

@@ -47,7 +47,7 @@ class Run:
         self._device = ranks.device(device)
         self._parts = compat.load_trainer_parts()
         compat.refuse_missing_verifier_weights(data.model, config.trust_remote_code)
-        self._dtype = self._computing_dtype()
+        self.dtype = self._computing_dtype()
         self._sharded = config.fsdp and ranks.size > 1
         if self._sharded and not self._parts.series.shards:
             raise UsageError(
@@ -62,7 +62,7 @@ class Run:
         torch.manual_seed(config.seed)
         self._draft = build_draft(config, data, self._parts, attention, initial)
         if not self._parts.series.autocasts:
-            self._draft.to(getattr(torch, self._dtype))
+            self._draft.to(getattr(torch, self.dtype))
         if config.accumulate > 1:
             self._draft.forward = stacking(self._draft.forward, self._parts.series.counted)
         self._streams = self._make_streams()
@@ -121,7 +121,7 @@ class Run:
         ):
             packed = PackedRows(
                 store, rows, [data.lengths[row] for row in rows], self._parts.series,
-                max_tokens=config.max_seq_len, dtype=getattr(torch, self._dtype), noise=noise, seed=config.seed,
+                max_tokens=config.max_seq_len, dtype=getattr(torch, self.dtype), noise=noise, seed=config.seed,
             )  # fmt: skip
             samplers = [
                 self._parts.sampler_class(
@@ -172,10 +172,10 @@ class Run:
             **compat.place_trainer(parts.series, self._device),
         }
         if "hidden_states_dtype" in parts.config_class._fields:
-            options["hidden_states_dtype"] = getattr(torch, self._dtype)
+            options["hidden_states_dtype"] = getattr(torch, self.dtype)
         kind = parts.trainer_class
         if self._sharded:
-            kind = parallel.sharding(kind, getattr(torch, self._dtype))
+            kind = parallel.sharding(kind, getattr(torch, self.dtype))
         with _warnings_of_autocast():
             trainer = kind(
                 model=self._draft,

@@ -443,6 +443,12 @@ def test_weights_that_are_not_there_are_named_before_anything_loads(place: Workp
     code, message = place.extract()
     assert code == 2
     assert_four_parts(message, "the end of model.safetensors")
+    (place.model / "model.safetensors").write_text(
+        "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+    )
+    code, message = place.extract()
+    assert code == 2
+    assert_four_parts(message, "Git LFS", "model.safetensors", "git lfs pull")
     assert not place.states.exists() and not engine["made"]
 
 
