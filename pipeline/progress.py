@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 
 from rich.console import Console
@@ -21,6 +22,8 @@ from rich.progress import (
 # Progress goes to stderr so that what a command prints can be piped.
 console = Console(stderr=True)
 _SECONDS_BETWEEN_LINES = 30.0
+_WINDOW = 60.0
+"""Seconds that a rate is of: later work is not judged by how long compiling or a cold disk took."""
 
 
 class StageProgress:
@@ -31,6 +34,8 @@ class StageProgress:
         self._note = ""
         self._task = bar.add_task(name, total=total, rate="") if bar else None
         self._started = self._last_line = time.monotonic()
+        self._since = deque([(self._started, 0, 0)])
+        """Times within the window, and what was done by then: rows, tokens."""
         self.rows = 0
         self.tokens = 0
 
@@ -40,6 +45,11 @@ class StageProgress:
         self.rows += rows
         self.tokens += tokens
         now = time.monotonic()
+        if self.rows == rows:
+            self._since.clear()  # the first of them has all that happens once in it
+        self._since.append((now, self.rows, self.tokens))
+        while len(self._since) > 2 and self._since[1][0] <= now - _WINDOW:
+            self._since.popleft()
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, advance=rows, rate=self._rate())
         elif now - self._last_line >= _SECONDS_BETWEEN_LINES:
@@ -55,14 +65,20 @@ class StageProgress:
         """Time since the start."""
         return time.monotonic() - self._started
 
+    def _lately(self) -> tuple[float, int, int]:
+        """Seconds, and the rows and tokens done in them."""
+        began, rows, tokens = self._since[0] if len(self._since) > 1 else (self._started, 0, 0)
+        return max(time.monotonic() - began, 1e-6), self.rows - rows, self.tokens - tokens
+
     def _rate(self) -> str:
-        seconds = max(self.seconds, 1e-6)
-        return f"{self.rows / seconds:.2f} {self._unit}/s, {self.tokens / seconds:.0f} tokens/s{self._note}"
+        seconds, rows, tokens = self._lately()
+        return f"{rows / seconds:.2f} {self._unit}/s, {tokens / seconds:.0f} tokens/s{self._note}"
 
     def _left(self) -> str:
-        if not self._total or not self.rows:
+        seconds, rows, _ = self._lately()
+        if not self._total or not rows or len(self._since) < 2:
             return ""
-        return f", {self.seconds / self.rows * (self._total - self.rows):.0f} s left"
+        return f", {seconds / rows * (self._total - self.rows):.0f} s left"
 
 
 @contextlib.contextmanager
