@@ -17,7 +17,7 @@ from pipeline import disk, duration, manifest, run_history
 from pipeline.bad_rows import BadRow, refuse_too_many
 from pipeline.config import ExtractConfig
 from pipeline.content_checks import fault_of_states
-from pipeline.engines import DIRECT, Engine, open_engine
+from pipeline.engines import DIRECT, Engine, open_engine, why
 from pipeline.engines.direct import StreamingEngine, open_streaming
 from pipeline.finishing import finish_formats, vocabulary_of
 from pipeline.formats.stores import Claim
@@ -278,7 +278,8 @@ def say_estimate(job: Job, rows: RowSet, missing: Sequence[int], stack: str) -> 
 
 
 def say_plan(job: Job) -> None:
-    """Print layers, dtype, and how many rows are cut."""
+    """Print engine, layers, dtype, and how many rows are cut."""
+    console.print(f"engine {job.engine} ({why(job.config.engine, job.engine)})", highlight=False, soft_wrap=True)
     given = job.config.layer_ids
     source = "default: what vLLM's EAGLE-3 serving reads, and the last layer" if given is None else "given"
     if given is not None and list(given) != sorted(given):

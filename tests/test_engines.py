@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline import engines
-from pipeline.engines import ENGINES, EngineOptions, check_engine, chosen, native
+from pipeline.engines import ENGINES, EngineOptions, check_engine, chosen, native, why
 from pipeline.layers import AFTER, NATIVE, LayerIds
 from pipeline.model_info import ModelInfo
 from shims.errors import UsageError
@@ -33,8 +33,11 @@ def test_auto_is_direct_where_it_was_seen_to_be_right(monkeypatch: pytest.Monkey
     for version in (proved, f"{proved}.post2+cpu"):
         _stack(monkeypatch, version, "0.4.0.1")
         assert chosen("auto") == "direct"
+    assert why("auto", "direct") == "chosen"
     _stack(monkeypatch, "0.34.0", "0.4.0.1")
     assert chosen("auto") == "stock"
+    # Five times slower: nobody should be that without a word.
+    assert "--engine direct" in why("auto", "stock")
 
 
 @pytest.mark.parametrize("speculators", [None, "0.5.0", "0.9.0"])

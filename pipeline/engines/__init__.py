@@ -65,6 +65,20 @@ def chosen(name: str) -> str:
     return name
 
 
+def why(asked: str, engine: str) -> str:
+    """Why this engine, for a person.
+
+    Args:
+        asked: what `chosen` was given.
+        engine: what it gave.
+    """
+    if asked != AUTO:
+        return "given"
+    if engine == DIRECT:
+        return "chosen"
+    return "chosen: nobody has run the faster one on this vLLM yet, `--engine direct` takes it"
+
+
 def check_engine(name: str, layers: LayerIds) -> None:
     """Refuse what an engine cannot do, before anything is loaded.
 
