@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from contract_tests.live.models import CONTEXT, LAYERS
@@ -33,6 +34,8 @@ class Bench:
     layer_ids: list[int]
     tolerance: float = TOLERANCE
     worst: float = 0.0
+    token_errors: list[float] = field(default_factory=list)
+    """Of each token after each layer: where rounding turns the choice of an expert, a few of them are large."""
 
     def compare(self, what: str, prompts: list[list[int]]) -> None:
         """Each result is its own prompt's, whole, and equal to a solo run in the reference."""
@@ -46,6 +49,8 @@ class Bench:
                 continue
             error = self.reference.error(prompt, self.layer_ids, result["hidden_states"])
             self.worst = max(self.worst, error)
+            if math.isfinite(error):
+                self.token_errors += self.reference.token_errors(prompt, self.layer_ids, result["hidden_states"])
             if not error <= self.tolerance:
                 wrong.append(f"{index} off by {error:.1e}")
         if wrong:

@@ -59,6 +59,15 @@ class Reference:
             return float("inf")
         return max(_relative(got, wanted[i]) for i, got in zip(layer_ids, states, strict=True))
 
+    def token_errors(self, token_ids: list[int], layer_ids: list[int], states: list[Any]) -> list[float]:
+        """Relative error of each token after each layer, of states of the right shape."""
+        wanted = self.run(token_ids)[0]
+        return [
+            error
+            for i, got in zip(layer_ids, states, strict=True)
+            for error in ((got.float() - wanted[i]).norm(dim=-1) / wanted[i].norm(dim=-1)).tolist()
+        ]
+
 
 def _relative(got: Any, wanted: Any) -> float:
     if got.shape != wanted.shape:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import sys
 import tempfile
 import time
@@ -189,12 +190,16 @@ def _run(setting: Setting, folder: Path, options: argparse.Namespace) -> list[di
 def _judge(
     setting: Setting, options: argparse.Namespace, case: Callable[[Bench], None], bench: Bench
 ) -> dict[str, Any]:
-    bench.worst = 0.0
+    bench.worst, bench.token_errors = 0.0, []
+    outcome, reason = "pass", ""
     try:
         case(bench)
     except Exception as error:  # noqa: BLE001 - whatever fails here is a result
-        return _outcome(setting, options, case, "fail", bench.worst, f"{type(error).__name__}: {error}")
-    return _outcome(setting, options, case, "pass", bench.worst, "")
+        outcome, reason = "fail", f"{type(error).__name__}: {error}"
+    judged = _outcome(setting, options, case, outcome, bench.worst, reason)
+    if bench.token_errors:
+        judged["median_token_err"] = float(f"{statistics.median(bench.token_errors):.2e}")
+    return judged
 
 
 def _outcome(
