@@ -13,7 +13,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 _EVERY = 0.3  # seconds between two looks
@@ -21,18 +22,37 @@ _ROUNDS = 20
 """Looks at those that were ended: one that was being started in this moment is found at the next."""
 
 
-def guard(only: Collection[int] | None = None) -> None:
-    """Have a process look after this one from now on.
+def guard() -> None:
+    """Have a process look after this one from now on: all that are ever below it end with it."""
+    _begin(-1, ())
 
-    Args:
-        only: the processes to end, with those below them; None: all that are ever below this one.
+
+@contextmanager
+def guarding() -> Iterator[None]:
+    """What is started in this block ends with this process: in the middle of the block, and after it.
+
+    Processes that were there before, or come later, are left alone, unless one that is started here starts them.
     """
     pid = os.getpid()
+    before = below(pid)
+    told, tell = os.pipe()
+    _begin(told, before)
+    os.close(told)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(BrokenPipeError):  # nobody looks where there is no /proc
+            os.write(tell, f"{' '.join(map(str, below(pid).keys() - before.keys()))}\n".encode())
+        os.close(tell)
+
+
+def _begin(told: int, spared: Collection[int]) -> None:
+    pid = os.getpid()
     start = identity(pid)
-    if start and (only is None or only):
+    if start:
         # It forks away at once, so that it is nobody's child and is not ended with its owner.
-        command = [sys.executable, "-m", __name__, str(pid), start, *map(str, only or ())]
-        subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
+        command = [sys.executable, "-m", __name__, str(pid), start, str(told), *map(str, spared)]
+        subprocess.run(command, check=True, stdin=subprocess.DEVNULL, pass_fds=[] if told < 0 else [told])
 
 
 def identity(pid: int) -> str:
@@ -57,12 +77,29 @@ def below(pid: int) -> dict[int, str]:
     return found
 
 
-def watch(owner: int, start: str, only: Collection[int] = ()) -> None:
-    """Wait for the end of a process, then end everything that was below it, or what is named."""
-    known = {pid: identity(pid) for pid in only}
+def watch(owner: int, start: str, told: int, spared: Collection[int]) -> None:
+    """Wait for the end of a process, then end what was below it.
+
+    Args:
+        told: descriptor on which the owner says, in a line of ids, what it has started that is to be ended; until
+            then it is everything. -1: it never says.
+        spared: processes that were below it before, and what is below those.
+    """
+    known: dict[int, str] = {}
+    named: list[int] | None = None
+    if told >= 0:
+        os.set_blocking(told, False)
     while identity(owner) == start:
-        for parent in known.copy() if only else (owner,):
-            known |= below(parent)
+        if named is None and (named := _told(told)) is not None:
+            known = {pid: identity(pid) for pid in named}
+            if not known:
+                return
+        if named is None:
+            left_alone = {*spared, *(pid for parent in spared for pid in below(parent))}
+            known |= {pid: begun for pid, begun in below(owner).items() if pid not in left_alone}
+        else:
+            for parent in known.copy():
+                known |= below(parent)
         time.sleep(_EVERY)
     for _ in range(_ROUNDS):
         for pid in list(known):
@@ -77,12 +114,21 @@ def watch(owner: int, start: str, only: Collection[int] = ()) -> None:
         time.sleep(_EVERY)
 
 
+def _told(told: int) -> list[int] | None:
+    """The line that the owner wrote, in one piece; None while there is none."""
+    try:
+        line = os.read(told, 1 << 16) if told >= 0 else b""
+    except BlockingIOError:
+        return None
+    return [int(pid) for pid in line.split()] if line else None
+
+
 def main() -> None:
-    """`python -m pipeline.guardian PID START [PID…]`"""
+    """`python -m pipeline.guardian PID START DESCRIPTOR [PID…]`"""
     if os.fork():
         return
     os.setsid()
-    watch(int(sys.argv[1]), sys.argv[2], [int(pid) for pid in sys.argv[3:]])
+    watch(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), [int(pid) for pid in sys.argv[4:]])
 
 
 if __name__ == "__main__":

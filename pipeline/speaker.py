@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from pipeline.config import RegenerateConfig
 from pipeline.conversations import Message
+from pipeline.guardian import guarding
 from shims.errors import SpecshimError
 
 
@@ -44,15 +45,16 @@ class VllmSpeaker:
             from vllm import LLM
             from vllm.platforms import current_platform
 
-            self._llm: Any = LLM(
-                model=model_folder,
-                dtype=dtype,
-                max_model_len=config.max_model_len,
-                tensor_parallel_size=config.tp_size,
-                gpu_memory_utilization=config.gpu_memory_utilization,
-                trust_remote_code=config.trust_remote_code,
-                enforce_eager=current_platform.is_cpu(),  # where compiling takes minutes
-            )
+            with guarding():
+                self._llm: Any = LLM(
+                    model=model_folder,
+                    dtype=dtype,
+                    max_model_len=config.max_model_len,
+                    tensor_parallel_size=config.tp_size,
+                    gpu_memory_utilization=config.gpu_memory_utilization,
+                    trust_remote_code=config.trust_remote_code,
+                    enforce_eager=current_platform.is_cpu(),  # where compiling takes minutes
+                )
         except Exception as error:
             missing = isinstance(error, ModuleNotFoundError)
             raise SpecshimError(

@@ -227,23 +227,38 @@ def test_what_a_replica_leaves_behind_is_ended(how: signal.Signals) -> None:
     assert not any(identity(pid) for pid in engine)
 
 
+_OWNER = (
+    "import subprocess, sys, time; from pipeline.guardian import guarding; "
+    "wait = [sys.executable, '-c', 'import time; time.sleep(60)']; "
+    "start = lambda: subprocess.Popen(wait, start_new_session=True).pid; "
+    "before = start(); block = guarding(); block.__enter__(); inside = start(); {leave}; after = start(); "
+    "print(before, inside, after, flush=True); time.sleep(60)"
+)
+
+
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are looked for in /proc")
-def test_of_several_children_the_named_ones_are_ended() -> None:
-    code = (
-        "import subprocess, sys; from pipeline.guardian import guard; "
-        "a, b = (subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True) "
-        "for _ in range(2)); guard([a.pid]); print(a.pid, b.pid, flush=True); a.wait()"
-    )
-    owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+@pytest.mark.parametrize(
+    ("leave", "ended"),
+    [("block.__exit__(None, None, None)", [False, True, False]), ("pass", [False, True, True])],
+    ids=["after its start", "in the middle of its start"],
+)
+def test_of_several_children_the_engines_are_ended(leave: str, ended: list[bool]) -> None:
+    """A model loads for minutes: who kills the command meanwhile must not find its memory taken by an orphan."""
+    owner = subprocess.Popen([sys.executable, "-c", _OWNER.format(leave=leave)], stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
-    ours, theirs = map(int, owner.stdout.readline().split())
+    children = [int(pid) for pid in owner.stdout.readline().split()]
+    time.sleep(1)
+    assert all(identity(pid) for pid in children), "ended while the owner lives"
     owner.kill()
     owner.wait()
     ends = time.monotonic() + 10
-    while identity(ours) and time.monotonic() < ends:
+    while [not identity(pid) for pid in children] != ended and time.monotonic() < ends:
         time.sleep(0.05)
-    assert not identity(ours) and identity(theirs)
-    os.kill(theirs, signal.SIGKILL)
+    time.sleep(1)
+    assert [not identity(pid) for pid in children] == ended
+    for pid in children:
+        if identity(pid):
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_cores_are_shared_out_by_rank(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.engines import EngineOptions
+from pipeline.guardian import guarding
 from shims.direct.spool import folder as spool_folder
 from shims.errors import SpecshimError, UsageError
 from shims.versions import detect, within
@@ -83,31 +84,32 @@ class NativeEngine:
         # Before 0.22 the connector keeps the last chunk of a prompt only.
         whole = {} if chunked else {"max_num_batched_tokens": max(options.max_tokens + 1, 2048)}
         try:
-            self._llm: Any = LLM(
-                model=str(options.model.path),
-                dtype=options.dtype,
-                tensor_parallel_size=options.tp_size,
-                gpu_memory_utilization=options.gpu_memory_utilization,
-                trust_remote_code=options.trust_remote_code,
-                max_model_len=options.max_tokens + 1,
-                skip_tokenizer_init=True,
-                enable_prefix_caching=False,
-                enable_chunked_prefill=chunked,
-                disable_log_stats=True,
-                speculative_config={
-                    "method": "extract_hidden_states",
-                    "num_speculative_tokens": 1,
-                    "draft_model_config": {
-                        "hf_config": {"eagle_aux_hidden_state_layer_ids": list(options.layers.native)}
+            with guarding():
+                self._llm: Any = LLM(
+                    model=str(options.model.path),
+                    dtype=options.dtype,
+                    tensor_parallel_size=options.tp_size,
+                    gpu_memory_utilization=options.gpu_memory_utilization,
+                    trust_remote_code=options.trust_remote_code,
+                    max_model_len=options.max_tokens + 1,
+                    skip_tokenizer_init=True,
+                    enable_prefix_caching=False,
+                    enable_chunked_prefill=chunked,
+                    disable_log_stats=True,
+                    speculative_config={
+                        "method": "extract_hidden_states",
+                        "num_speculative_tokens": 1,
+                        "draft_model_config": {
+                            "hf_config": {"eagle_aux_hidden_state_layer_ids": list(options.layers.native)}
+                        },
                     },
-                },
-                kv_transfer_config={
-                    "kv_connector": "ExampleHiddenStatesConnector",
-                    "kv_role": "kv_producer",
-                    "kv_connector_extra_config": {"shared_storage_path": self._spool.name},
-                },
-                **whole,
-            )
+                    kv_transfer_config={
+                        "kv_connector": "ExampleHiddenStatesConnector",
+                        "kv_role": "kv_producer",
+                        "kv_connector_extra_config": {"shared_storage_path": self._spool.name},
+                    },
+                    **whole,
+                )
         except Exception as error:
             self._spool.cleanup()
             raise SpecshimError(

@@ -16,6 +16,7 @@ from typing import Any
 
 from pipeline.atomic import write_text
 from pipeline.evaluation.request import EngineAnswer, EngineRequest
+from pipeline.guardian import guarding
 from pipeline.progress import heartbeat
 from pipeline.serving.facts import V1, V2
 from shims.errors import SpecshimError
@@ -81,11 +82,12 @@ def reason(log: str) -> str:
 
 
 def _run(command: list[str], output: Any) -> int:
-    process = subprocess.Popen(
-        command, env=_environment(), stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-    )
-    with _ended_with_us(process):
-        return process.wait()
+    with guarding():
+        process = subprocess.Popen(
+            command, env=_environment(), stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        with _ended_with_us(process):
+            return process.wait()
 
 
 @contextlib.contextmanager
