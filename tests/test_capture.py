@@ -105,7 +105,7 @@ def test_positions_given_by_place_are_found() -> None:
     assert_right(prefill(worker, MiniScheduler(), PROMPTS), PROMPTS, [1])
 
 
-@pytest.mark.parametrize("returns", ["pair", "tensor", "no residual", "alone"])
+@pytest.mark.parametrize("returns", ["pair", "tensor", "no residual", "alone", "stale residual", "residual not taken"])
 def test_each_way_in_which_a_layer_returns_its_output(returns: str) -> None:
     worker = worker_of("v1", [0, 4], TextModel(returns))
     reset_capture(worker)
@@ -305,7 +305,7 @@ def test_layers_in_another_process_are_refused() -> None:
         setup_hidden_states_capture(MiniWorker(RunnerV1(model)), [1, 2, 9])
 
 
-@pytest.mark.parametrize(("gone", "wanted"), [("layers", "decoder layers in"), ("embed_tokens", "token embedding")])
+@pytest.mark.parametrize(("gone", "wanted"), [("layers", "decoder layers, as"), ("embed_tokens", "token embedding")])
 def test_a_model_of_another_build_is_refused(gone: str, wanted: str) -> None:
     model = TextModel()
     delattr(model.model, gone)
