@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from shims.config_names import stated
 from shims.errors import UsageError
 
 _TOKENIZER_FILES = (
@@ -27,13 +28,6 @@ _WEIGHT_PATTERNS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*
 # https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md
 _POINTER, _POINTER_LIMIT = b"version https://git-lfs.github.com/spec/", 1024
 _WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
-# Older families write the same numbers under names of their own: GPT-2, GPT-J, Bloom, MPT, ChatGLM.
-_ALIASES = {
-    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
-    "hidden_size": ("n_embd", "d_model"),
-    "vocab_size": (),
-    "max_position_embeddings": ("n_positions", "max_seq_len"),
-}
 # Heads that do not go on with a text.
 _NO_GENERATION = ("MaskedLM", "Classification", "QuestionAnswering", "RewardModel", "EmbeddingModel")
 _EDGE_BYTES = 1 << 20
@@ -261,13 +255,13 @@ def read_model(model_path: str, flag: str = "--model-path") -> ModelInfo:
     _refuse_no_decoder(file, config)
     numbers: dict[str, int] = {}
     for key in ("num_hidden_layers", "hidden_size", "vocab_size"):
-        value = _stated(text, key) or _stated(config, key)
+        value = stated(text, key) or stated(config, key)
         if type(value) is not int or value < 1:
             raise UsageError(
                 str(file), f"a positive integer `{key}`", json.dumps(value), "use a decoder-only language model"
             )
         numbers[key] = value
-    positions = _stated(text, "max_position_embeddings")
+    positions = stated(text, "max_position_embeddings")
     dtype = text.get("dtype") or text.get("torch_dtype") or config.get("dtype") or config.get("torch_dtype")
     return ModelInfo(
         path=folder,
@@ -279,11 +273,6 @@ def read_model(model_path: str, flag: str = "--model-path") -> ModelInfo:
         dtype=str(dtype or "float32"),
         needs_remote_code="auto_map" in config or "auto_map" in text,
     )
-
-
-def _stated(config: dict[str, Any], key: str) -> Any:
-    """What a config says of one number, under whichever of its names."""
-    return next((config[name] for name in (key, *_ALIASES[key]) if config.get(name) is not None), None)
 
 
 def _refuse_no_decoder(file: Path, config: dict[str, Any]) -> None:
