@@ -159,13 +159,13 @@ def split_output(output: Any, layer: str, adds: bool = True) -> tuple[Any, Any]:
         WrongStatesError: the layer returned something else.
     """
     if hasattr(output, "dim"):
-        return output, None
+        return rows_of(output, layer), None
     if isinstance(output, (tuple, list)) and output and hasattr(output[0], "dim"):
         hidden, residual = output[0], output[1] if len(output) > 1 else None
         if residual is None or not adds:
-            return hidden, None
+            return rows_of(hidden, layer), None
         if hasattr(residual, "shape") and residual.shape == hidden.shape and residual.dtype == hidden.dtype:
-            return hidden, residual
+            return rows_of(hidden, layer), rows_of(residual, layer)
     raise WrongStatesError(
         f"worker, {layer}",
         "a tensor, or (hidden states, residual) of one shape and dtype",
@@ -174,3 +174,21 @@ def split_output(output: Any, layer: str, adds: bool = True) -> tuple[Any, Any]:
         else type(output).__name__,
         "report this architecture: its layers return something the capture does not know",
     )
+
+
+def rows_of(hidden: Any, layer: str) -> Any:
+    """Hidden states as [tokens, hidden size]: layers of transformers, inside of vLLM, have a batch of one in front.
+
+    Raises:
+        WrongStatesError: the tensor has another form, as several streams side by side.
+    """
+    if hidden.dim() == 3 and hidden.shape[0] == 1:
+        return hidden[0]
+    if hidden.dim() != 2:
+        raise WrongStatesError(
+            f"worker, {layer}",
+            "hidden states [tokens, hidden size], one state a token",
+            f"a tensor {list(hidden.shape)}",
+            "this architecture has no single residual stream that a draft could be trained on; use another model",
+        )
+    return hidden

@@ -142,6 +142,17 @@ def test_what_is_no_output_of_a_layer_is_refused(output: Any) -> None:
         residual_stream(output, "Layer")
 
 
+def test_a_batch_of_one_in_front_is_looked_through() -> None:
+    assert residual_stream((torch.ones(1, 4, 3), torch.ones(1, 4, 3)), "Layer").shape == (4, 3)
+    assert residual_stream(torch.ones(1, 4, 3), "Layer").shape == (4, 3)
+
+
+@pytest.mark.parametrize("output", [torch.ones(4, 5, 3), (torch.ones(2, 4, 3), None), torch.ones(3)])
+def test_several_streams_side_by_side_are_refused(output: Any) -> None:
+    with pytest.raises(WrongStatesError, match=r"one state a token(.|\n)*no single residual stream"):
+        residual_stream(output, "Layer")
+
+
 # --- whose rows -----------------------------------------------------------------------------------
 
 

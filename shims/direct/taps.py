@@ -17,6 +17,7 @@ from shims.model_parts import (
     embedding_of,
     layers_of,
     refuse_missing_layers,
+    rows_of,
     split_output,
 )
 
@@ -90,7 +91,7 @@ def _before(slot: int) -> Callable[[Any, Any, Any], None]:
         hidden = kwargs.get("hidden_states")
         if hidden is None:
             hidden = next(a for a in args if isinstance(a, torch.Tensor) and a.is_floating_point())
-        torch.ops.specshim.tap(hidden, None, slot)
+        torch.ops.specshim.tap(rows_of(hidden, type(module).__name__), None, slot)
 
     return hook
 
