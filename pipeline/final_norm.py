@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from pipeline.decoder_parts import final_norm
 from pipeline.model_info import ModelInfo
 from shims.errors import SpecshimError
-
-_NAMES = ("norm", "final_layernorm", "ln_f")
 
 
 class FinalNorm:
@@ -25,14 +24,7 @@ class FinalNorm:
         config = AutoConfig.from_pretrained(str(model.path), trust_remote_code=trust_remote_code)
         with torch.device("meta"):
             whole: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
-        decoder = whole.get_decoder()
-        found = [
-            (name, module) for name, module in decoder.named_children() if name in ("norm", "final_layernorm", "ln_f")
-        ]
-        if len(found) != 1:
-            children = ", ".join(name for name, _ in decoder.named_children())
-            raise self._missing(model, f"a {type(decoder).__name__} of {children}")
-        name, self._module = found[0]
+        name, self._module = final_norm(whole)
         self._module.to_empty(device="cpu")
         self._module.load_state_dict(self._tensors(model, name, list(self._module.state_dict())))
         self._module.float().eval()

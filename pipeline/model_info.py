@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from shims.config_names import stated
 from shims.errors import UsageError
 
 _TOKENIZER_FILES = (
@@ -27,6 +28,8 @@ _WEIGHT_PATTERNS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*
 # https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md
 _POINTER, _POINTER_LIMIT = b"version https://git-lfs.github.com/spec/", 1024
 _WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
+# Heads that do not go on with a text.
+_NO_GENERATION = ("MaskedLM", "Classification", "QuestionAnswering", "RewardModel", "EmbeddingModel")
 _EDGE_BYTES = 1 << 20
 """Read from both ends of each weight file: enough to tell a fine-tuned copy, cheap on terabytes."""
 
@@ -249,15 +252,16 @@ def read_model(model_path: str, flag: str = "--model-path") -> ModelInfo:
         raise UsageError(str(file), "a JSON object", type(config).__name__, "repair or re-download it")
     inner = config.get("text_config")
     text: dict[str, Any] = inner if isinstance(inner, dict) else config
+    _refuse_no_decoder(file, config)
     numbers: dict[str, int] = {}
     for key in ("num_hidden_layers", "hidden_size", "vocab_size"):
-        value = text.get(key, config.get(key))
+        value = stated(text, key) or stated(config, key)
         if type(value) is not int or value < 1:
             raise UsageError(
                 str(file), f"a positive integer `{key}`", json.dumps(value), "use a decoder-only language model"
             )
         numbers[key] = value
-    positions = text.get("max_position_embeddings")
+    positions = stated(text, "max_position_embeddings")
     dtype = text.get("dtype") or text.get("torch_dtype") or config.get("dtype") or config.get("torch_dtype")
     return ModelInfo(
         path=folder,
@@ -269,6 +273,16 @@ def read_model(model_path: str, flag: str = "--model-path") -> ModelInfo:
         dtype=str(dtype or "float32"),
         needs_remote_code="auto_map" in config or "auto_map" in text,
     )
+
+
+def _refuse_no_decoder(file: Path, config: dict[str, Any]) -> None:
+    """Stop at models whose layers are no decoder's: their states are no next token's."""
+    heads = [str(name) for name in config.get("architectures") or ()]
+    found = "an encoder and a decoder (`is_encoder_decoder`)" if config.get("is_encoder_decoder") else ""
+    if heads and all(head.endswith(_NO_GENERATION) for head in heads):
+        found = f"`architectures`: {', '.join(heads)}"
+    if found:
+        raise UsageError(str(file), "a decoder-only language model", found, "use a model that generates text")
 
 
 def refuse_remote_code(model: ModelInfo, allowed: bool, flag: str = "--model-path") -> None:

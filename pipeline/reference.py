@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from pipeline.decoder_parts import decoder_layers, final_norm
 from pipeline.layers import LayerIds
 from pipeline.model_info import ModelInfo
 from shims.errors import SpecshimError
@@ -38,7 +39,7 @@ class Reference:
         self.model.to(device)
         self._after = layers.after
         self._captured: dict[int, Any] = {}
-        blocks = _decoder_layers(self.model, model.num_layers)
+        blocks = decoder_layers(self.model, model.num_layers)
         for layer in layers.after:
             if layer >= 0:
                 blocks[layer].register_forward_hook(self._hook(layer))
@@ -73,7 +74,7 @@ class Reference:
     def normed(self, last_states: Any) -> Any:
         """N = norm(R_n): float32 [T, H] on the CPU, from un-normed last states [T, H]."""
         with self._torch.no_grad():
-            return self.model.get_decoder().norm(last_states.float().to(self._device)).float().cpu()
+            return final_norm(self.model)[1](last_states.float().to(self._device)).float().cpu()
 
     def next_tokens(self, last_states: Any, *, normed: bool = False) -> Any:
         """Next-token ids int64 [T] from last states [T, H]: norm (unless ``normed`` already), then lm_head."""
@@ -94,13 +95,16 @@ def _load(model: ModelInfo, trust_remote_code: bool) -> Any:
         SpecshimError: transformers cannot load it.
     """
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     try:
         config = AutoConfig.from_pretrained(str(model.path), trust_remote_code=trust_remote_code)
         # transformers 4 loads in float32 unless told otherwise, transformers 5 in what the config names.
         config.dtype = torch.float32
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        # Some multimodal wrappers are no causal language models to transformers; remote code says itself what it is.
+        wrapper = type(config) in AutoModelForImageTextToText._model_mapping
+        causal = type(config) in AutoModelForCausalLM._model_mapping or not wrapper
+        loaded: Any = (AutoModelForCausalLM if causal else AutoModelForImageTextToText).from_pretrained(
             str(model.path), config=config, trust_remote_code=trust_remote_code
         )
     except Exception as error:
@@ -121,20 +125,3 @@ def _round(model: Any, dtype: Any) -> None:
     """
     for weight in model.parameters():
         weight.data = weight.data.to(dtype).to(weight.dtype)
-
-
-def _decoder_layers(model: Any, num_layers: int) -> Any:
-    """The list of decoder layers, found by name and length."""
-    for name, module in model.named_modules():
-        if (
-            name.split(".")[-1] in {"layers", "h", "blocks"}
-            and hasattr(module, "__len__")
-            and len(module) == num_layers
-        ):
-            return module
-    raise SpecshimError(
-        f"transformers model {type(model).__name__}",
-        f"a list of {num_layers} decoder layers named layers, h or blocks",
-        "none",
-        "verify with --structure, and report the architecture",
-    )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -48,6 +51,12 @@ def follow_batches(runner: Any, note: Callable[[list[str]], None]) -> None:
     runner.prepare_inputs = prepare_inputs
 
 
+# Names under which architectures keep the text model, its decoder layers, and its token embedding.
+_BODIES = ("model", "transformer", "gpt_neox", "backbone")
+_LAYERS = ("layers", "h", "blocks")
+_EMBEDDINGS = ("embed_tokens", "embedding", "embeddings", "embed_in", "wte", "word_embeddings", "tok_embeddings")
+
+
 def decoder_stack(model: Any) -> Any:
     """The module that owns the decoder layers, inside a multimodal wrapper too.
 
@@ -55,16 +64,21 @@ def decoder_stack(model: Any) -> Any:
         WrongStatesError: there is no such module.
     """
     for candidate in (getattr(model, "get_language_model", lambda: None)(), model):
-        inner = getattr(candidate, "model", None)
-        for base in (inner, candidate):
-            if base is not None and hasattr(getattr(base, "layers", None), "__len__"):
-                return base
+        for inner in (*(getattr(candidate, name, None) for name in _BODIES), candidate):
+            for base in (inner, getattr(inner, "decoder", None)):
+                if base is not None and any(hasattr(getattr(base, name, None), "__len__") for name in _LAYERS):
+                    return base
     raise WrongStatesError(
         f"worker, {type(model).__name__}",
-        "decoder layers in model.layers, or in get_language_model().model.layers",
+        f"decoder layers, as {', '.join(_LAYERS)} of {', '.join(_BODIES)}, or of its decoder",
         f"members {[name for name, _ in model.named_children()]}",
         "report this architecture",
     )
+
+
+def layers_of(base: Any) -> Any:
+    """The decoder layers of what `decoder_stack` found, in their order."""
+    return next(layers for name in _LAYERS if hasattr(layers := getattr(base, name, None), "__len__"))
 
 
 def embedding_of(base: Any) -> Any:
@@ -73,13 +87,13 @@ def embedding_of(base: Any) -> Any:
     Raises:
         WrongStatesError: it has none under a known name.
     """
-    for name in ("embed_tokens", "embedding", "wte", "word_embeddings", "tok_embeddings"):
+    for name in _EMBEDDINGS:
         module = getattr(base, name, None)
         if module is not None:
             return module
     raise WrongStatesError(
         f"worker, {type(base).__name__}",
-        "a token embedding (embed_tokens)",
+        f"a token embedding ({', '.join(_EMBEDDINGS)})",
         f"members {[name for name, _ in base.named_children()]}",
         "report this architecture",
     )
@@ -89,40 +103,69 @@ def refuse_missing_layers(base: Any, layers: list[int]) -> None:
     """Refuse layers that this process does not hold.
 
     Args:
-        layers: indices into `base.layers`.
+        layers: indices into `layers_of(base)`.
 
     Raises:
         WrongStatesError: naming them.
     """
-    held = base.layers
+    held = layers_of(base)
     absent = [i for i in layers if i >= len(held) or type(held[i]).__name__ == "PPMissingLayer"]
     if absent:
         raise WrongStatesError(
-            f"worker, {type(base).__name__}.layers",
+            f"worker, layers of {type(base).__name__}",
             f"the decoder layers {layers} in this worker",
             f"layers {absent} are missing of {len(held)} (pipeline parallel keeps them in another process)",
             "use tensor parallel only (pipeline-parallel size 1)",
         )
 
 
-def split_output(output: Any, layer: str) -> tuple[Any, Any]:
+def adds_residual(layer: Any) -> bool:
+    """Whether a layer adds the residual that it is given, so that the one it returns is still to be added by the next.
+
+    Some architectures (Cohere, StableLM, Exaone 4, PhiMoE, Granite hybrids) return whole hidden states, and beside
+    them a residual that nobody reads: added to them, it would give numbers that look right. Such a layer takes no
+    residual, or its forward sets the name anew before it reads it.
+
+    Args:
+        layer: a decoder layer.
+
+    Returns:
+        True where the source cannot be read, as most architectures do it.
+    """
+    forward = type(layer).forward
+    if not any("residual" in name for name in inspect.signature(forward).parameters):
+        return False
+    try:
+        body = ast.parse(textwrap.dedent(inspect.getsource(forward))).body[0]
+    except (OSError, TypeError, SyntaxError):
+        return True
+    for statement in getattr(body, "body", ()):
+        uses = [node for node in ast.walk(statement) if isinstance(node, ast.Name) and node.id == "residual"]
+        if uses:
+            # In a plain assignment, what is read is read first; under an `if` the name may be read or not.
+            return not isinstance(statement, ast.Assign) or any(isinstance(node.ctx, ast.Load) for node in uses)
+    return True
+
+
+def split_output(output: Any, layer: str, adds: bool = True) -> tuple[Any, Any]:
     """What one decoder layer returned, as (hidden states, residual or None); R is their sum.
 
     Args:
         output: a tensor, or (hidden states, residual or None, …).
         layer: class name, for the message.
+        adds: see `adds_residual`; else a residual is left out.
 
     Raises:
         WrongStatesError: the layer returned something else.
     """
     if hasattr(output, "dim"):
-        return output, None
+        return rows_of(output, layer), None
     if isinstance(output, (tuple, list)) and output and hasattr(output[0], "dim"):
         hidden, residual = output[0], output[1] if len(output) > 1 else None
-        if residual is None:
-            return hidden, None
+        if residual is None or not adds:
+            return rows_of(hidden, layer), None
         if hasattr(residual, "shape") and residual.shape == hidden.shape and residual.dtype == hidden.dtype:
-            return hidden, residual
+            return rows_of(hidden, layer), rows_of(residual, layer)
     raise WrongStatesError(
         f"worker, {layer}",
         "a tensor, or (hidden states, residual) of one shape and dtype",
@@ -131,3 +174,21 @@ def split_output(output: Any, layer: str) -> tuple[Any, Any]:
         else type(output).__name__,
         "report this architecture: its layers return something the capture does not know",
     )
+
+
+def rows_of(hidden: Any, layer: str) -> Any:
+    """Hidden states as [tokens, hidden size]: layers of transformers, inside of vLLM, have a batch of one in front.
+
+    Raises:
+        WrongStatesError: the tensor has another form, as several streams side by side.
+    """
+    if hidden.dim() == 3 and hidden.shape[0] == 1:
+        return hidden[0]
+    if hidden.dim() != 2:
+        raise WrongStatesError(
+            f"worker, {layer}",
+            "hidden states [tokens, hidden size], one state a token",
+            f"a tensor {list(hidden.shape)}",
+            "this architecture has no single residual stream that a draft could be trained on; use another model",
+        )
+    return hidden

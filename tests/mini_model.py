@@ -43,24 +43,52 @@ class Layer(torch.nn.Module):
         }[self.returns]
 
 
+class Stale(Layer):
+    """Whole hidden states, and beside them a residual that is added already: it passes over the one it is given."""
+
+    def forward(self, positions: Any, hidden_states: Any, residual: Any) -> Any:
+        residual = hidden_states
+        return super().forward(positions, hidden_states, None), residual
+
+
+class Given(Layer):
+    """The same, of a layer that is given none."""
+
+    def forward(self, positions: Any, hidden_states: Any) -> Any:  # type: ignore[override]
+        return super().forward(positions, hidden_states, None), hidden_states
+
+
+_OTHERS = {"stale residual": Stale, "residual not taken": Given}
+
+
 class Decoder(torch.nn.Module):
-    def __init__(self, returns: str, by_position: bool) -> None:
+    def __init__(
+        self, returns: str, by_position: bool, layers: str = "layers", embedding: str = "embed_tokens"
+    ) -> None:
         super().__init__()
-        self.by_position = by_position
-        self.embed_tokens = torch.nn.Embedding(VOCABULARY, 3)
-        self.layers = torch.nn.ModuleList(Layer(returns) for _ in range(LAYERS))
+        self.by_position, self._names = by_position, (layers, embedding)
+        table = torch.nn.Embedding(VOCABULARY, 3)
+        kind = _OTHERS.get(returns, Layer)
+        blocks = torch.nn.ModuleList(kind("tensor" if returns in _OTHERS else returns) for _ in range(LAYERS))
         with torch.no_grad():
-            self.embed_tokens.weight.zero_()
-            self.embed_tokens.weight[:, 0] = torch.arange(VOCABULARY)
+            table.weight.zero_()
+            table.weight[:, 0] = torch.arange(VOCABULARY)
+        setattr(self, embedding, table)
+        setattr(self, layers, blocks)
 
     def forward(self, input_ids: Any, positions: Any) -> Any:
-        hidden, residual = self.embed_tokens(input_ids), None
-        for layer in self.layers:
-            if self.by_position:
+        layers, embedding = self._names
+        hidden, residual = getattr(self, embedding)(input_ids), None
+        for layer in getattr(self, layers):
+            if isinstance(layer, Given):
+                out = layer(positions, hidden)
+            elif self.by_position:
                 out = layer(positions, hidden, residual)
             else:
                 out = layer(positions=positions, hidden_states=hidden, residual=residual)
             out = tuple(out.values()) if isinstance(out, dict) else out
+            if isinstance(layer, (Stale, Given)):
+                out = out[0]
             hidden, residual = (out, None) if not isinstance(out, tuple) else (*out, None)[:2]
         return hidden if residual is None else hidden + residual
 
@@ -72,6 +100,29 @@ class TextModel(torch.nn.Module):
 
     def forward(self, **inputs: Any) -> Any:
         return self.model(**inputs)
+
+
+class RenamedModel(torch.nn.Module):
+    """A model that keeps its parts where other architectures do.
+
+    Args:
+        path: of the layers, such as `transformer.h`.
+        embedding: name of the token embedding beside them.
+    """
+
+    def __init__(self, path: str, embedding: str) -> None:
+        super().__init__()
+        *outer, layers = path.split(".")
+        inner: Any = Decoder("tensor", False, layers, embedding)
+        self._inner = [inner]  # in a list: not a member
+        for name in reversed(outer[1:]):
+            holder = torch.nn.Module()
+            setattr(holder, name, inner)
+            inner = holder
+        setattr(self, outer[0], inner)
+
+    def forward(self, **inputs: Any) -> Any:
+        return self._inner[0](**inputs)
 
 
 class MultimodalModel(torch.nn.Module):

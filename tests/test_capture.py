@@ -105,7 +105,7 @@ def test_positions_given_by_place_are_found() -> None:
     assert_right(prefill(worker, MiniScheduler(), PROMPTS), PROMPTS, [1])
 
 
-@pytest.mark.parametrize("returns", ["pair", "tensor", "no residual", "alone"])
+@pytest.mark.parametrize("returns", ["pair", "tensor", "no residual", "alone", "stale residual", "residual not taken"])
 def test_each_way_in_which_a_layer_returns_its_output(returns: str) -> None:
     worker = worker_of("v1", [0, 4], TextModel(returns))
     reset_capture(worker)
@@ -139,6 +139,17 @@ def test_the_states_are_the_callers_own() -> None:
 @pytest.mark.parametrize("output", [None, (), [], {}, (None, None), (torch.ones(2, 3), torch.ones(2, 3).double())])
 def test_what_is_no_output_of_a_layer_is_refused(output: Any) -> None:
     with pytest.raises(WrongStatesError, match="wanted: a tensor, or"):
+        residual_stream(output, "Layer")
+
+
+def test_a_batch_of_one_in_front_is_looked_through() -> None:
+    assert residual_stream((torch.ones(1, 4, 3), torch.ones(1, 4, 3)), "Layer").shape == (4, 3)
+    assert residual_stream(torch.ones(1, 4, 3), "Layer").shape == (4, 3)
+
+
+@pytest.mark.parametrize("output", [torch.ones(4, 5, 3), (torch.ones(2, 4, 3), None), torch.ones(3)])
+def test_several_streams_side_by_side_are_refused(output: Any) -> None:
+    with pytest.raises(WrongStatesError, match=r"one state a token(.|\n)*no single residual stream"):
         residual_stream(output, "Layer")
 
 
@@ -305,7 +316,7 @@ def test_layers_in_another_process_are_refused() -> None:
         setup_hidden_states_capture(MiniWorker(RunnerV1(model)), [1, 2, 9])
 
 
-@pytest.mark.parametrize(("gone", "wanted"), [("layers", "decoder layers in"), ("embed_tokens", "token embedding")])
+@pytest.mark.parametrize(("gone", "wanted"), [("layers", "decoder layers, as"), ("embed_tokens", "token embedding")])
 def test_a_model_of_another_build_is_refused(gone: str, wanted: str) -> None:
     model = TextModel()
     delattr(model.model, gone)

@@ -17,7 +17,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from mini_model import LAYERS, RUNNERS, MiniWorker, MultimodalModel, TextModel, states_of  # noqa: E402
+from mini_model import LAYERS, RUNNERS, MiniWorker, MultimodalModel, RenamedModel, TextModel, states_of  # noqa: E402
 from mini_scheduler import MiniRequest, MiniScheduler, NewRequest, Output  # noqa: E402
 
 from shims.direct import taps  # noqa: E402
@@ -130,7 +130,7 @@ def test_a_language_model_in_a_wrapper_with_three_axes_of_positions(kind: str) -
     assert_right(sink.rows, PROMPTS, [2])
 
 
-@pytest.mark.parametrize("returns", ["tensor", "no residual", "alone"])
+@pytest.mark.parametrize("returns", ["tensor", "no residual", "alone", "stale residual", "residual not taken"])
 @pytest.mark.parametrize("by_position", [True, False])
 def test_layers_that_return_other_things(returns: str, by_position: bool) -> None:
     sink = Kept()
@@ -138,6 +138,26 @@ def test_layers_that_return_other_things(returns: str, by_position: bool) -> Non
     prefill(stream, {"0": [1, 2, 3]})
     assert settled(stream)["done"] == ["0"]
     assert sink.rows["0"][1][:, 1].tolist() == states_of([1, 2, 3], 2)
+
+
+@pytest.mark.parametrize(
+    ("path", "embedding"),
+    [
+        ("transformer.h", "wte"),  # GPT-2, Falcon
+        ("transformer.h", "word_embeddings"),  # Bloom
+        ("transformer.blocks", "wte"),  # MPT
+        ("gpt_neox.layers", "embed_in"),
+        ("model.decoder.layers", "embed_tokens"),  # OPT
+        ("backbone.layers", "embeddings"),  # Mamba
+    ],
+)
+def test_layers_under_other_names(path: str, embedding: str) -> None:
+    sink = Kept()
+    stream = open_stream("v1", [0, 1, 3], sink, RenamedModel(path, embedding))
+    prefill(stream, {"0": [5, 2, 3]})
+    assert settled(stream)["done"] == ["0"]
+    for slot, native in enumerate([1, 3], start=1):
+        assert sink.rows["0"][1][:, slot].tolist() == states_of([5, 2, 3], native - 1)
 
 
 def test_what_the_engine_does_for_itself_is_not_written() -> None:

@@ -16,9 +16,11 @@ from typing import Any
 
 from shims.errors import WrongStatesError
 from shims.model_parts import (
+    adds_residual,
     decoder_stack,
     embedding_of,
     follow_batches,
+    layers_of,
     model_of,
     refuse_missing_layers,
     runner_kind,
@@ -79,11 +81,11 @@ class Capture:
 
     def _attach(self) -> None:
         base = decoder_stack(model_of(self._runner))
-        layers = base.layers
+        layers = layers_of(base)
         refuse_missing_layers(base, self.layer_ids)
         layers[self.layer_ids[0]].register_forward_pre_hook(self._before_first, with_kwargs=True)
         for layer_id in self.layer_ids:
-            layers[layer_id].register_forward_hook(self._after(layer_id))
+            layers[layer_id].register_forward_hook(self._after(layer_id, adds_residual(layers[layer_id])))
         embedding_of(base).register_forward_pre_hook(self._embedding, with_kwargs=True)
         self._follow_runner()
 
@@ -133,10 +135,10 @@ class Capture:
             # Multimodal rotary embeddings carry one row per axis; on text all rows are equal.
             step.positions = (positions[0] if positions.dim() > 1 else positions).detach().clone()
 
-    def _after(self, layer_id: int) -> Callable[[Any, Any, Any], None]:
+    def _after(self, layer_id: int, adds: bool) -> Callable[[Any, Any, Any], None]:
         def hook(module: Any, inputs: Any, output: Any) -> None:
             if self._step is not None:
-                self._step.states[layer_id] = residual_stream(output, type(module).__name__)
+                self._step.states[layer_id] = residual_stream(output, type(module).__name__, adds)
 
         return hook
 
@@ -224,17 +226,18 @@ def _configured(runner: Any) -> AbstractContextManager[Any]:
     return context
 
 
-def residual_stream(output: Any, layer: str) -> Any:
+def residual_stream(output: Any, layer: str, adds: bool = True) -> Any:
     """R after one decoder layer: hidden states plus the residual that vLLM's layers return beside them.
 
     Args:
         output: what the layer returned, see `split_output`.
         layer: class name, for the message.
+        adds: see `shims.model_parts.adds_residual`.
 
     Returns:
         [tokens, hidden size], a tensor of its own.
     """
-    hidden, residual = split_output(output, layer)
+    hidden, residual = split_output(output, layer, adds)
     return hidden.detach().clone() if residual is None else hidden.detach() + residual.detach()
 
 

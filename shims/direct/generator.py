@@ -14,9 +14,10 @@ from typing import Any
 
 from shims.behaviours.overrides import everything_chosen
 from shims.behaviours.prompts import checked_prompts
+from shims.config_names import stated
 from shims.direct import spool
 from shims.direct.engine import DirectEngine, DirectOptions
-from shims.errors import SpecshimError, WrongStatesError
+from shims.errors import SpecshimError, UsageError, WrongStatesError
 
 logger = logging.getLogger("specshim")
 
@@ -57,7 +58,12 @@ class VllmHiddenStatesGenerator:
         self._trusted = trusted
         # As written: the class of a model that transformers does not know is not needed for a number.
         config, _ = PretrainedConfig.get_config_dict(model_path)
-        layers = int(config.get("text_config", config)["num_hidden_layers"])
+        layers = stated(config.get("text_config") or config, "num_hidden_layers")
+        if type(layers) is not int:
+            raise UsageError(
+                f"model_path {model_path}", "a config.json that says the number of layers", str(layers),
+                "use a decoder-only language model",
+            )  # fmt: skip
         self.layer_ids = [2, layers // 2, layers - 3, layers - 1] if layer_ids is None else list(layer_ids)
         outside = [i for i in self.layer_ids if not 0 <= i < layers]
         if outside or not self.layer_ids:

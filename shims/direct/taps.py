@@ -11,7 +11,15 @@ from typing import Any, Protocol
 
 import torch
 
-from shims.model_parts import decoder_stack, embedding_of, refuse_missing_layers, split_output
+from shims.model_parts import (
+    adds_residual,
+    decoder_stack,
+    embedding_of,
+    layers_of,
+    refuse_missing_layers,
+    rows_of,
+    split_output,
+)
 
 
 class Receiver(Protocol):
@@ -58,19 +66,21 @@ def attach(model: Any, native_ids: list[int], receiver: Receiver) -> None:
     global _receiver
     base = decoder_stack(model)
     refuse_missing_layers(base, [max(i - 1, 0) for i in native_ids])
+    layers = layers_of(base)
     for slot, native in enumerate(native_ids):
         if native == 0:
-            base.layers[0].register_forward_pre_hook(_before(slot), with_kwargs=True)
+            layers[0].register_forward_pre_hook(_before(slot), with_kwargs=True)
         else:
-            base.layers[native - 1].register_forward_hook(_after(slot))
+            layer = layers[native - 1]
+            layer.register_forward_hook(_after(slot, adds_residual(layer)))
     embedding_of(base).register_forward_pre_hook(_embedding, with_kwargs=True)
     model.register_forward_pre_hook(_whole_model, with_kwargs=True)
     _receiver = receiver
 
 
-def _after(slot: int) -> Callable[[Any, Any, Any], None]:
+def _after(slot: int, adds: bool) -> Callable[[Any, Any, Any], None]:
     def hook(module: Any, inputs: Any, output: Any) -> None:
-        hidden, residual = split_output(output, type(module).__name__)
+        hidden, residual = split_output(output, type(module).__name__, adds)
         torch.ops.specshim.tap(hidden, residual, slot)
 
     return hook
@@ -81,7 +91,7 @@ def _before(slot: int) -> Callable[[Any, Any, Any], None]:
         hidden = kwargs.get("hidden_states")
         if hidden is None:
             hidden = next(a for a in args if isinstance(a, torch.Tensor) and a.is_floating_point())
-        torch.ops.specshim.tap(hidden, None, slot)
+        torch.ops.specshim.tap(rows_of(hidden, type(module).__name__), None, slot)
 
     return hook
 
