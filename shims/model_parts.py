@@ -133,7 +133,9 @@ def adds_residual(layer: Any) -> bool:
         True where the source cannot be read, as most architectures do it.
     """
     forward = type(layer).forward
-    if not any("residual" in name for name in inspect.signature(forward).parameters):
+    given = inspect.signature(forward).parameters.values()
+    hidden_in = any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in given)
+    if not hidden_in and not any("residual" in each.name for each in given):
         return False
     try:
         body = ast.parse(textwrap.dedent(inspect.getsource(forward))).body[0]

@@ -15,7 +15,17 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from mini_model import LAYERS, RUNNERS, MiniWorker, MultimodalModel, RunnerV1, TextModel, states_of  # noqa: E402
+from mini_model import (  # noqa: E402
+    LAYERS,
+    RUNNERS,
+    Layer,
+    MiniWorker,
+    MultimodalModel,
+    RunnerV1,
+    Stale,
+    TextModel,
+    states_of,
+)
 from mini_scheduler import MiniRequest, MiniScheduler, NewRequest, Output  # noqa: E402
 
 from shims.behaviours.capture import (  # noqa: E402
@@ -26,6 +36,7 @@ from shims.behaviours.capture import (  # noqa: E402
     setup_hidden_states_capture,
 )
 from shims.errors import WrongStatesError  # noqa: E402
+from shims.model_parts import adds_residual  # noqa: E402
 
 PROMPTS = {f"req_0_{i}": [(11 * i + j) % 100 for j in range(1 + (7 * i) % 23)] for i in range(13)}
 both_runners = pytest.mark.parametrize("kind", RUNNERS)
@@ -342,3 +353,13 @@ def test_the_first_forward_finds_vllms_configuration(monkeypatch: pytest.MonkeyP
     reset_capture(worker)
     prefill(worker, MiniScheduler(), {"req_0_0": [1, 2, 3]})
     assert seen == [["the configuration"]] and not current
+
+
+def test_a_layer_behind_a_decorator_adds_its_residual_as_most_do() -> None:
+    """Its parameters say nothing then: taken for a layer without a residual, half of each state would be left out."""
+
+    class Decorated(torch.nn.Module):
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return Layer("pair")(*args, **kwargs)
+
+    assert adds_residual(Decorated()) and adds_residual(Layer("pair")) and not adds_residual(Stale("tensor"))
