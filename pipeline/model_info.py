@@ -30,6 +30,10 @@ _POINTER, _POINTER_LIMIT = b"version https://git-lfs.github.com/spec/", 1024
 _WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
 # Heads that do not go on with a text.
 _NO_GENERATION = ("MaskedLM", "Classification", "QuestionAnswering", "RewardModel", "EmbeddingModel")
+_ENCODERS = {
+    "bert", "roberta", "xlm-roberta", "camembert", "modernbert", "distilbert", "electra", "albert", "deberta",
+    "deberta-v2", "nomic_bert", "mpnet",
+}  # fmt: skip
 _EDGE_BYTES = 1 << 20
 """Read from both ends of each weight file: enough to tell a fine-tuned copy, cheap on terabytes."""
 
@@ -281,6 +285,8 @@ def _refuse_no_decoder(file: Path, config: dict[str, Any]) -> None:
     found = "an encoder and a decoder (`is_encoder_decoder`)" if config.get("is_encoder_decoder") else ""
     if heads and all(head.endswith(_NO_GENERATION) for head in heads):
         found = f"`architectures`: {', '.join(heads)}"
+    if config.get("model_type") in _ENCODERS and not config.get("is_decoder"):
+        found = f"`model_type`: {config['model_type']}, an encoder, whose tokens see those after them"
     if found:
         raise UsageError(str(file), "a decoder-only language model", found, "use a model that generates text")
 

@@ -125,6 +125,16 @@ class RenamedModel(torch.nn.Module):
         return self._inner[0](**inputs)
 
 
+class BatchedModel(TextModel):
+    """As vLLM runs models of transformers: inside, a batch of one."""
+
+    def __init__(self) -> None:
+        super().__init__("tensor", by_position=False)
+
+    def forward(self, **inputs: Any) -> Any:
+        return self.model(input_ids=inputs["input_ids"][None], positions=inputs["positions"])
+
+
 class MultimodalModel(torch.nn.Module):
     """Holds its text model where the capture has to ask for it."""
 

@@ -63,7 +63,9 @@ def _fail_in_the_worker(logger: logging.Logger, text: str) -> None:
         logger.exception("WorkerProc failed to start.")
 
 
-def test_what_a_worker_logs_of_its_failure_reaches_the_parent(vllms_logger: logging.Logger) -> None:
+def test_what_a_worker_logs_of_its_failure_reaches_the_parent(
+    vllms_logger: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
     with failures.collected() as folder:
         assert failures.told(folder) == ""
         failures.listen()
@@ -76,6 +78,7 @@ def test_what_a_worker_logs_of_its_failure_reaches_the_parent(vllms_logger: logg
     assert "_fail_in_the_worker" in told
     assert not folder.exists()
     _fail_in_the_worker(vllms_logger, "after the parent has gone on")  # nobody to tell: no error of its own
+    assert "Logging error" not in capsys.readouterr().err
 
 
 def test_a_worker_whom_nobody_asked_keeps_nothing(vllms_logger: logging.Logger) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from mini_model import LAYERS, RUNNERS, MiniWorker, MultimodalModel, RenamedModel, TextModel, states_of  # noqa: E402
+from mini_model import LAYERS, RUNNERS, BatchedModel, MiniWorker, MultimodalModel, RenamedModel, TextModel, states_of  # noqa: E402
 from mini_scheduler import MiniRequest, MiniScheduler, NewRequest, Output  # noqa: E402
 
 from shims.direct import taps  # noqa: E402
@@ -158,6 +158,14 @@ def test_layers_under_other_names(path: str, embedding: str) -> None:
     assert settled(stream)["done"] == ["0"]
     for slot, native in enumerate([1, 3], start=1):
         assert sink.rows["0"][1][:, slot].tolist() == states_of([5, 2, 3], native - 1)
+
+
+def test_a_model_that_runs_a_batch_of_one() -> None:
+    sink = Kept()
+    stream = open_stream("v1", [1, 3], sink, BatchedModel(), padding=3)
+    prefill(stream, PROMPTS)
+    assert sorted(settled(stream)["done"]) == sorted(PROMPTS)
+    assert_right(sink.rows, PROMPTS, [1, 3])
 
 
 def test_what_the_engine_does_for_itself_is_not_written() -> None:

@@ -55,6 +55,7 @@ def test_a_config_by_any_of_its_names(tmp_path: Path, config: dict[str, Any]) ->
     ("config", "found"),
     [
         ({"is_encoder_decoder": True, "num_hidden_layers": LAYERS, "d_model": HIDDEN}, "an encoder and a decoder"),
+        (_COMMON | {"model_type": "bert", "architectures": ["BertModel"]}, "an encoder, whose tokens"),
         (_COMMON | {"architectures": ["BertForMaskedLM"]}, "BertForMaskedLM"),
         (_COMMON | {"architectures": ["Qwen2ForSequenceClassification"]}, "Qwen2ForSequenceClassification"),
     ],

@@ -120,7 +120,7 @@ class Capture:
     def _embedding(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._step is not None:
             ids = args[0] if args else next(iter(kwargs.values()))
-            self._step.token_ids = ids.detach().clone()
+            self._step.token_ids = ids.detach().reshape(-1).clone()
 
     def _before_first(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         step = self._step

@@ -50,6 +50,8 @@ class _Keep(logging.Handler):
             text = logging.Formatter().formatException(record.exc_info)
             try:
                 (self._folder / f"{os.getpid()}.txt").write_text(text, encoding="utf-8")
+            except FileNotFoundError:
+                pass  # the model is loaded, and nobody asks any more
             except OSError:
                 self.handleError(record)  # the log on the terminal still has it
 

@@ -124,7 +124,8 @@ class Stream:
         if self._step is None:
             return
         if token_ids is not None:
-            self._token_ids = token_ids.detach().clone()
+            # Models of transformers, inside of vLLM, embed a batch of one.
+            self._token_ids = token_ids.detach().reshape(-1).clone()
         if positions is not None:
             # Multimodal rotary embeddings carry one row per axis; on text all rows are equal.
             self._positions = (positions[0] if positions.dim() > 1 else positions).detach().clone()
