@@ -50,9 +50,10 @@ def _begin(told: int, spared: Collection[int]) -> None:
     pid = os.getpid()
     start = identity(pid)
     if start:
-        # It forks away at once, so that it is nobody's child and is not ended with its owner.
+        # It forks away at once, so that it is nobody's child and is not ended with its owner. Where it does
+        # not start, what a killed command leaves behind has to be ended by hand.
         command = [sys.executable, "-m", __name__, str(pid), start, str(told), *map(str, spared)]
-        subprocess.run(command, check=True, stdin=subprocess.DEVNULL, pass_fds=[] if told < 0 else [told])
+        subprocess.run(command, check=False, stdin=subprocess.DEVNULL, pass_fds=[] if told < 0 else [told])
 
 
 def identity(pid: int) -> str:
