@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.way import BESIDE_VARIABLE, PASS, READY
 
-LIMIT = 900  # seconds for a start, and for a pass
+_LIMIT = 900  # seconds for a start, and for a pass
 
 
 class WayFailed(Exception):
@@ -50,12 +50,12 @@ class Child:
 
     def _expect(self, start: str) -> str:
         """The rest of the next line that begins so; what vLLM itself says is passed over."""
-        ends = time.monotonic() + LIMIT
+        ends = time.monotonic() + _LIMIT
         while True:
             try:
                 line = self._lines.get(timeout=max(0.0, ends - time.monotonic()))
             except queue.Empty:
-                raise WayFailed(f"more than {LIMIT} s") from None
+                raise WayFailed(f"more than {_LIMIT} s") from None
             if line is None:
                 raise WayFailed(self._last_words())
             if line.startswith(start):

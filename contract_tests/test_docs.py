@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from contract_tests import docs
+from contract_tests.acceptance_page import RESULTS
 
 
 def test_generated_pages_are_fresh() -> None:
@@ -22,3 +24,14 @@ def test_a_stale_page_is_found_and_written_again(tmp_path: Path, monkeypatch: py
     assert "python -m contract_tests.docs" in page.read_text(encoding="utf-8").splitlines()[0]
     page.write_text(page.read_text(encoding="utf-8") + "more\n", encoding="utf-8")
     assert docs.main(["--check"]) == 1
+
+
+def test_the_draft_that_readme_speaks_of_is_the_recorded_one() -> None:
+    run = json.loads(max(RESULTS.glob("*-nvidia-h200.json")).read_text(encoding="utf-8"))
+    served = run["evaluations"]["trained"]["served"]
+    draft, ngram = ((served[kind]["tokens_per_step"], served[kind]["speed_up"]) for kind in ("draft", "n-gram"))
+    readme = " ".join((docs.ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert f"taught by {run['settings']['count']:,} of its own answers" in readme
+    assert f"{draft[0]:.1f} tokens a step and {draft[1]:.1f} times as fast" in readme
+    assert f"(n-gram lookup: {ngram[0]:.1f} and {ngram[1]:.1f})" in readme
+    assert [run["check"][name]["exit_code"] for name in ("trained", "shifted")] == [0, 1]

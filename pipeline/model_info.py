@@ -259,7 +259,8 @@ def read_model(model_path: str, flag: str = "--model-path") -> ModelInfo:
     _refuse_no_decoder(file, config)
     numbers: dict[str, int] = {}
     for key in ("num_hidden_layers", "hidden_size", "vocab_size"):
-        value = stated(text, key) or stated(config, key)
+        value = stated(text, key)
+        value = stated(config, key) if value is None else value
         if type(value) is not int or value < 1:
             raise UsageError(
                 str(file), f"a positive integer `{key}`", json.dumps(value), "use a decoder-only language model"

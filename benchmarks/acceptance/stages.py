@@ -129,11 +129,19 @@ def serve(plan: Plan, name: str, *options: object, shifted: bool = False) -> Pat
     """
     folder = plan.evaluation(name)
     draft = plan.shifted if shifted else plan.at.training
-    inputs = ("--draft", draft, "--data", plan.at.states, "--prompts", plan.work / "fresh.jsonl")
+    places = (
+        "--draft",
+        draft,
+        "--data",
+        plan.at.states,
+        "--prompts",
+        plan.work / "fresh.jsonl",
+        "--output-dir",
+        folder,
+    )
     bounds = ("--max-prompts", plan.asked, "--max-tokens", plan.reply_tokens, "--max-rows", 200)
     more = (*options, "--enforce-eager") if plan.eager else options
-    where = ("--output-dir", folder)
-    run.ended(f"evaluate, {name}", "pipeline", "evaluate", *inputs, *where, *bounds, *plan.memory, *more,
+    run.ended(f"evaluate, {name}", "pipeline", "evaluate", *places, *bounds, *plan.memory, *more,
               accepted=(0, _REFUSED))  # fmt: skip
     return folder
 
