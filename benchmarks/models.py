@@ -17,6 +17,8 @@ class Shape:
     Args:
         layers: native ids of the states taken.
         dtype: what the engine computes in.
+        cache_gib: for keys and values of six steps, where ways share a device: vLLM's connector keeps a request's
+            blocks until its file is written.
     """
 
     config: dict[str, Any]
@@ -24,6 +26,7 @@ class Shape:
     length: int
     layers: tuple[int, ...]
     dtype: str
+    cache_gib: int = 16
 
 
 _TINY = {
@@ -91,7 +94,7 @@ SHAPES = {
     "dense-8b": Shape(_DENSE_8B, 128, 2048, (3, 19, 34, 36), "bfloat16"),
     # As many tokens in the short rows of a chat: what a row costs by itself.
     "dense-8b-short": Shape(_DENSE_8B, 1024, 256, (3, 19, 34, 36), "bfloat16"),
-    "latent-moe": Shape(_LATENT, 128, 2048, (2, 13, 24, 27), "bfloat16"),
+    "latent-moe": Shape(_LATENT, 128, 2048, (2, 13, 24, 27), "bfloat16", cache_gib=4),
 }
 
 

@@ -19,8 +19,6 @@ from benchmarks.models import SHAPES, Shape, prompts
 
 READY, PASS = "READY", "PASS "
 _STEP = 16384  # tokens
-# Bytes; six steps of the largest shape: vLLM's connector keeps a request's blocks until its file is written.
-_BESIDE_CACHE = 16 << 30
 TP_VARIABLE, BESIDE_VARIABLE = "SPECSHIM_BENCH_TP", "SPECSHIM_BENCH_BESIDE"
 TP_SIZE = int(os.environ.get(TP_VARIABLE, "1"))
 BESIDE = int(os.environ.get(BESIDE_VARIABLE, "1"))
@@ -43,7 +41,7 @@ def settings(shape: Shape, path: Path, eager: bool) -> dict[str, Any]:
         "disable_log_stats": True,
         "enforce_eager": eager,
         "tensor_parallel_size": TP_SIZE,
-        **_cache(),
+        **_cache(shape),
     }
 
 
@@ -72,7 +70,7 @@ def direct(shape: Shape, path: Path, folder: Path, sink: str, eager: bool | None
             enforce_eager=eager,
             tensor_parallel_size=TP_SIZE,
             max_num_batched_tokens=min(_STEP, shape.prompts * shape.length),
-            more={"load_format": "dummy", **_cache()},
+            more={"load_format": "dummy", **_cache(shape)},
         )
     )
 
@@ -198,9 +196,9 @@ def _share() -> float:
     return 0.85 / BESIDE if torch.cuda.is_available() else 0.1
 
 
-def _cache() -> dict[str, int]:
+def _cache(shape: Shape) -> dict[str, int]:
     """How much to keep for keys and values, where vLLM cannot measure it: others come and go on the device."""
-    return {"kv_cache_memory_bytes": _BESIDE_CACHE} if BESIDE > 1 else {}
+    return {"kv_cache_memory_bytes": shape.cache_gib << 30} if BESIDE > 1 else {}
 
 
 def _llm(**keywords: Any) -> Any:

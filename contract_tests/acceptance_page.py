@@ -56,7 +56,7 @@ def _run(run: dict[str, Any]) -> list[str]:
         out += [
             _engine(kind, _NAMES[name], engine)
             for kind, engine in report["served"].items()
-            if name == "trained" or kind == DRAFT
+            if name == "trained" or kind == DRAFT or (name == "exact" and kind != NONE)
         ]
     out += _checked(run["check"])
     return out

@@ -9,7 +9,9 @@ from typing import Any, Protocol
 from pipeline.config import RegenerateConfig
 from pipeline.conversations import Message
 from pipeline.guardian import guarding
+from shims.behaviours import failures
 from shims.errors import SpecshimError
+from shims.precision import keep_float32
 
 
 @dataclass(frozen=True)
@@ -41,28 +43,30 @@ class VllmSpeaker:
             SpecshimError: there is no vLLM, or it does not load the model.
         """
         self._config = config
-        try:
-            from vllm import LLM
-            from vllm.platforms import current_platform
+        keep_float32(dtype)
+        with failures.collected() as told:
+            try:
+                from vllm import LLM
+                from vllm.platforms import current_platform
 
-            with guarding():
-                self._llm: Any = LLM(
-                    model=model_folder,
-                    dtype=dtype,
-                    max_model_len=config.max_model_len,
-                    tensor_parallel_size=config.tp_size,
-                    gpu_memory_utilization=config.gpu_memory_utilization,
-                    trust_remote_code=config.trust_remote_code,
-                    enforce_eager=current_platform.is_cpu(),  # where compiling takes minutes
-                )
-        except Exception as error:
-            missing = isinstance(error, ModuleNotFoundError)
-            raise SpecshimError(
-                f"regenerate, loading {model_folder}",
-                "vLLM to start with this model",
-                f"{type(error).__name__}: {str(error).strip() or 'no message'}",
-                "install vllm" if missing else "look at vLLM's log above; the same command goes on from here",
-            ) from error
+                with guarding():
+                    self._llm: Any = LLM(
+                        model=model_folder,
+                        dtype=dtype,
+                        max_model_len=config.max_model_len,
+                        tensor_parallel_size=config.tp_size,
+                        gpu_memory_utilization=config.gpu_memory_utilization,
+                        trust_remote_code=config.trust_remote_code,
+                        enforce_eager=current_platform.is_cpu(),  # where compiling takes minutes
+                    )
+            except Exception as error:
+                missing = isinstance(error, ModuleNotFoundError)
+                raise SpecshimError(
+                    f"regenerate, loading {model_folder}",
+                    "vLLM to start with this model",
+                    failures.described(error, told),
+                    "install vllm" if missing else "look at the innermost cause named here, and try again",
+                ) from error
 
     def replies(self, conversations: Sequence[Sequence[Message]], seeds: Sequence[int]) -> list[Reply | None]:
         """See :class:`Speaker`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,13 +27,15 @@ class Bench:
 
     Args:
         generate: `generate(prompts)` of the generator under test.
-        tolerance: largest relative error of a row.
+        tolerance: largest relative error of a prompt.
+        rounding: largest relative error of most tokens.
     """
 
     generate: Callable[[list[list[int]]], list[dict[str, Any]]]
     reference: Reference
     layer_ids: list[int]
     tolerance: float = TOLERANCE
+    rounding: float = TOLERANCE
     worst: float = 0.0
     token_errors: list[float] = field(default_factory=list)
     """Of each token after each layer: where rounding turns the choice of an expert, a few of them are large."""
@@ -55,6 +58,9 @@ class Bench:
                 wrong.append(f"{index} off by {error:.1e}")
         if wrong:
             raise Failed(f"{what}: {len(wrong)} of {len(prompts)} wrong: {'; '.join(wrong[:4])}")
+        median = statistics.median(self.token_errors)
+        if not median <= self.rounding:
+            raise Failed(f"{what}: half of the tokens are off by more than {median:.1e}, wanted {self.rounding:.0e}")
 
 
 def prompts_of(lengths: list[int], seed: int) -> list[list[int]]:

@@ -14,8 +14,10 @@ from typing import Any
 
 from pipeline.engines import EngineOptions
 from pipeline.guardian import guarding
+from shims.behaviours import failures
 from shims.direct.spool import folder as spool_folder
 from shims.errors import SpecshimError, UsageError
+from shims.precision import keep_float32
 from shims.versions import detect, within
 
 _FIRST = "0.18"
@@ -83,8 +85,9 @@ class NativeEngine:
         chunked = within(detect().vllm or "", ">=0.22")
         # Before 0.22 the connector keeps the last chunk of a prompt only.
         whole = {} if chunked else {"max_num_batched_tokens": max(options.max_tokens + 1, 2048)}
-        try:
-            with guarding():
+        keep_float32(options.dtype)
+        with failures.collected() as told, guarding():
+            try:
                 self._llm: Any = LLM(
                     model=str(options.model.path),
                     dtype=options.dtype,
@@ -110,14 +113,15 @@ class NativeEngine:
                     },
                     **whole,
                 )
-        except Exception as error:
-            self._spool.cleanup()
-            raise SpecshimError(
-                f"loading {options.model.path} with extract_hidden_states",
-                "vLLM to start",
-                f"{type(error).__name__}: {str(error).strip() or '(no message)'}",
-                "the cause is in vLLM's log above; --engine direct does not need the connector",
-            ) from error
+            except Exception as error:
+                self._spool.cleanup()
+                raise SpecshimError(
+                    f"loading {options.model.path} with extract_hidden_states",
+                    "vLLM to start",
+                    failures.described(error, told),
+                    "look at the innermost cause named here; --engine direct does not need the connector, and takes "
+                    "states of classes that do not support EAGLE-3, too",
+                ) from error
 
     def states(self, rows: Sequence[Sequence[int]]) -> list[Any]:
         """States of each row: CPU tensors [T, L, H].

@@ -18,9 +18,11 @@ from pipeline.evaluation.task import FILES, SEED, Task, chosen_rows, facts_of
 from pipeline.progress import console
 from pipeline.serving.draft_folder import DraftFolder
 from shims.errors import SpecshimError, UsageError
+from shims.precision import VARIABLE as FLOAT32_IN_TRITON
+from shims.precision import keep_float32
 from shims.versions import installed
 
-_DECIDING = ("VLLM_USE_V2_MODEL_RUNNER", "VLLM_ATTENTION_BACKEND")
+_DECIDING = ("VLLM_USE_V2_MODEL_RUNNER", "VLLM_ATTENTION_BACKEND", FLOAT32_IN_TRITON)
 """Settings of the environment that decide what runs."""
 _MARGIN = 16
 """Tokens of context beyond prompt and answer, for the draft's own."""
@@ -41,6 +43,7 @@ def serve(task: Task, results: Results, drafts: Mapping[str, DraftFolder]) -> li
         prompts = asking.of_rows(chosen_rows(task))[: config.max_prompts]
     if not prompts:
         raise UsageError("--data", "rows with something before the answer", "none", "give questions: --prompts FILE")
+    keep_float32(computing_dtype(config.dtype, task.verifier.dtype))
     for kind in (NONE, NGRAM, *drafts):
         draft = drafts.get(kind)
         request = _request(task, kind, draft, prompts)

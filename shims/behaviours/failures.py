@@ -21,23 +21,40 @@ _LONGEST = 6000  # characters: the end of a traceback, where the cause is
 
 @contextmanager
 def collected() -> Iterator[Path]:
-    """A folder into which workers started in this context write their failures."""
+    """A folder into which workers started in this context write their failures, while it lasts."""
+    with opened() as folder, collected_in(Path(folder)) as path:
+        yield path
+
+
+def opened() -> tempfile.TemporaryDirectory[str]:
+    """A folder for what workers say; once it is gone, nobody asks any more."""
+    return tempfile.TemporaryDirectory(prefix="specshim-workers-")
+
+
+@contextmanager
+def collected_in(folder: Path) -> Iterator[Path]:
+    """Workers started in this context write their failures into the folder, for as long as both are there."""
     before = os.environ.get(_VARIABLE)
-    with tempfile.TemporaryDirectory(prefix="specshim-workers-") as folder:
-        os.environ[_VARIABLE] = folder
-        try:
-            yield Path(folder)
-        finally:
-            if before is None:
-                del os.environ[_VARIABLE]
-            else:
-                os.environ[_VARIABLE] = before
+    os.environ[_VARIABLE] = str(folder)
+    try:
+        yield folder
+    finally:
+        if before is None:
+            del os.environ[_VARIABLE]
+        else:
+            os.environ[_VARIABLE] = before
 
 
 def told(folder: Path) -> str:
     """What the workers wrote, '' if nothing."""
     texts = [path.read_text(encoding="utf-8")[-_LONGEST:] for path in sorted(folder.glob("*.txt"))]
     return "\n".join(f"worker: {text}" for text in texts)
+
+
+def described(error: BaseException, folder: Path) -> str:
+    """The parent's error with its type, never empty, and what the workers wrote."""
+    worker = told(folder)
+    return f"{type(error).__name__}: {str(error).strip() or '(no message)'}{worker and chr(10)}{worker}"
 
 
 class _Keep(logging.Handler):
@@ -51,7 +68,7 @@ class _Keep(logging.Handler):
             try:
                 (self._folder / f"{os.getpid()}.txt").write_text(text, encoding="utf-8")
             except FileNotFoundError:
-                pass  # the model is loaded, and nobody asks any more
+                pass  # nobody asks any more
             except OSError:
                 self.handleError(record)  # the log on the terminal still has it
 

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+from shims.precision import keep_float32
+
 _chosen: ContextVar[dict[str, dict[str, Any]] | None] = ContextVar("specshim_overrides", default=None)
 
 # What may be overridden, and in which of the generator's calls it stands.
@@ -39,6 +41,7 @@ def overrides(**settings: Any) -> Iterator[None]:
     for name, value in settings.items():
         for call in _CALLS_OF[name] if value is not None else ():
             by_call.setdefault(call, {})[name] = value
+    keep_float32(str(settings.get("dtype")))
     token = _chosen.set(by_call)
     try:
         yield

@@ -19,6 +19,7 @@ from shims.behaviours.generator import worker_receipts
 from shims.direct.agreement import require_agreement
 from shims.direct.watch import watched
 from shims.errors import SinkError, SpecshimError, UsageError, WrongStatesError
+from shims.precision import keep_float32
 from shims.versions import detect, within
 
 _WORKER = "shims.direct.worker.CaptureWorker"
@@ -79,7 +80,12 @@ class DirectEngine:
         ids = list(options.native_ids)
         if not ids or ids != sorted(set(ids)) or ids[0] < 0:
             raise UsageError("native_ids", "ascending, distinct, from 0 on", str(ids), "sort them and drop repeats")
-        self._llm: Any = _load(options)
+        self._words = failures.opened()
+        try:
+            self._llm: Any = _load(options, Path(self._words.name))
+        except BaseException:
+            self._words.cleanup()
+            raise
         self._engine = self._llm.llm_engine
         self._in_engine: set[str] = set()
         self._serial = 0
@@ -107,7 +113,7 @@ class DirectEngine:
             SinkError: a row could not be stored. Rows told before are durable.
             SpecshimError: the engine failed; likewise.
         """
-        with watched(self._pids), _told():
+        with watched(self._pids), _told(Path(self._words.name)):
             yield from self._run(iter(rows))
 
     def _run(self, rows: Iterator[tuple[str, Sequence[int]]]) -> Iterator[Settled]:
@@ -174,9 +180,10 @@ class DirectEngine:
         engine, self._llm, self._engine = self._engine, None, None
         with contextlib.suppress(Exception):  # one that died has nothing to end
             engine.engine_core.shutdown()
+        self._words.cleanup()
 
 
-def _load(options: DirectOptions) -> Any:
+def _load(options: DirectOptions, words: Path) -> Any:
     if "vllm" not in sys.modules and find_spec("vllm") is None:
         raise SpecshimError(
             "the direct engine",
@@ -214,15 +221,15 @@ def _load(options: DirectOptions) -> Any:
     if not current_platform.is_cpu():
         # A parent that has as much as asked for a GPU cannot be forked.
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
-    with failures.collected() as folder, _quiet():
+    keep_float32(options.dtype)
+    with failures.collected_in(words), _quiet():
         try:
             return LLM(**settings)
         except Exception as error:
-            worker = failures.told(folder)
             raise SpecshimError(
                 f"loading {options.model}",
                 "vLLM to start",
-                f"{type(error).__name__}: {str(error).strip() or '(no message)'}{worker and chr(10)}{worker}",
+                failures.described(error, words),
                 "look at the innermost cause named here; `specshim report` shows the stack for a report",
             ) from error
 
@@ -256,8 +263,8 @@ def _quiet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
-    """vLLM's own failures, with a type, a text and the next step."""
+def _told(words: Path) -> Iterator[None]:
+    """vLLM's own failures, with a type, a text, what its workers wrote, and the next step."""
     try:
         yield
     except (SpecshimError, GeneratorExit, KeyboardInterrupt):
@@ -266,6 +273,6 @@ def _told() -> Iterator[None]:
         raise SpecshimError(
             "vLLM engine",
             "to prefill the rows",
-            f"{type(error).__name__}: {str(error).strip() or '(no message)'}",
-            "the cause is in vLLM's log above; finished rows are kept, so the same command goes on from here",
+            failures.described(error, words),
+            "look at the innermost cause named here; finished rows are kept, so the same command goes on from here",
         ) from error
