@@ -119,6 +119,36 @@ def refuse_missing_layers(base: Any, layers: list[int]) -> None:
         )
 
 
+def refuse_scaled_layers(base: Any, layers: list[int]) -> None:
+    """Refuse layers that divide the residual stream, as DeepSeek's do in float16 lest it overflow.
+
+    The next token is the same, for a norm takes the factor away; the states are neither transformers' nor those that a
+    server in bfloat16 feeds a draft
+    (https://github.com/vllm-project/vllm/blob/v0.25.1/vllm/model_executor/models/deepseek_v2.py, `Fix FP16 overflow`).
+
+    Args:
+        layers: indices into `layers_of(base)`.
+
+    Raises:
+        WrongStatesError: naming the factor.
+    """
+    for layer in (layers_of(base)[i] for i in layers):
+        factor = getattr(layer, "routed_scaling_factor", None)
+        if factor in (None, 1) or not any(str(each.dtype) == "torch.float16" for each in layer.parameters()):
+            continue
+        try:
+            scales = "float16" in inspect.getsource(type(layer).forward)
+        except (OSError, TypeError):
+            scales = True
+        if scales:
+            raise WrongStatesError(
+                f"worker, {type(layer).__name__}",
+                "states as the model defines them",
+                f"in float16 the layer divides them by `routed_scaling_factor` ({factor}), lest they overflow",
+                "compute in bfloat16 (`extract --dtype bfloat16`)",
+            )
+
+
 def adds_residual(layer: Any) -> bool:
     """Whether a layer adds the residual that it is given, so that the one it returns is still to be added by the next.
 

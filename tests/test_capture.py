@@ -35,6 +35,7 @@ from shims.behaviours.capture import (  # noqa: E402
     residual_stream,
     setup_hidden_states_capture,
 )
+from shims.direct import taps  # noqa: E402
 from shims.errors import WrongStatesError  # noqa: E402
 from shims.model_parts import adds_residual  # noqa: E402
 
@@ -363,3 +364,34 @@ def test_a_layer_behind_a_decorator_adds_its_residual_as_most_do() -> None:
             return Layer("pair")(*args, **kwargs)
 
     assert adds_residual(Decorated()) and adds_residual(Layer("pair")) and not adds_residual(Stale("tensor"))
+
+
+class Scaled(Layer):
+    """As DeepSeek's layers: in float16 they divide the stream, lest it overflow."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__("pair")
+        self.routed_scaling_factor = factor
+        self.norm = torch.nn.LayerNorm(4)
+
+    def forward(self, positions: Any, hidden_states: Any, residual: Any) -> Any:
+        if hidden_states.dtype == torch.float16:
+            hidden_states = hidden_states / self.routed_scaling_factor
+        return super().forward(positions, hidden_states, residual)
+
+
+@pytest.mark.parametrize("engine", ["stock", "direct"])
+def test_a_stream_that_float16_divides_is_refused(engine: str) -> None:
+    def capture(factor: float, dtype: torch.dtype) -> None:
+        model = TextModel()
+        model.model.layers[2] = Scaled(factor)
+        model.to(dtype)
+        if engine == "stock":
+            setup_hidden_states_capture(MiniWorker(RunnerV1(model)), [2, 3])
+        else:
+            taps.attach(model, [0, 3], lambda *_: None)
+
+    capture(2.5, torch.bfloat16)
+    capture(1.0, torch.float16)
+    with pytest.raises(WrongStatesError, match=r"routed_scaling_factor` \(2.5\)(.|\n)*bfloat16"):
+        capture(2.5, torch.float16)

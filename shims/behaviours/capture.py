@@ -23,6 +23,7 @@ from shims.model_parts import (
     layers_of,
     model_of,
     refuse_missing_layers,
+    refuse_scaled_layers,
     runner_kind,
     split_output,
 )
@@ -83,6 +84,7 @@ class Capture:
         base = decoder_stack(model_of(self._runner))
         layers = layers_of(base)
         refuse_missing_layers(base, self.layer_ids)
+        refuse_scaled_layers(base, self.layer_ids)
         layers[self.layer_ids[0]].register_forward_pre_hook(self._before_first, with_kwargs=True)
         for layer_id in self.layer_ids:
             layers[layer_id].register_forward_hook(self._after(layer_id, adds_residual(layers[layer_id])))

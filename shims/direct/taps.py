@@ -17,6 +17,7 @@ from shims.model_parts import (
     embedding_of,
     layers_of,
     refuse_missing_layers,
+    refuse_scaled_layers,
     rows_of,
     split_output,
 )
@@ -66,6 +67,7 @@ def attach(model: Any, native_ids: list[int], receiver: Receiver) -> None:
     global _receiver
     base = decoder_stack(model)
     refuse_missing_layers(base, [max(i - 1, 0) for i in native_ids])
+    refuse_scaled_layers(base, [i - 1 for i in native_ids if i])
     layers = layers_of(base)
     for slot, native in enumerate(native_ids):
         if native == 0:
