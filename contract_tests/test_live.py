@@ -10,9 +10,13 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+
+from contract_tests.live.models import make
+from shims.guardian import below, identity
 
 pytestmark = [
     pytest.mark.live,
@@ -134,3 +138,64 @@ VllmHiddenStatesGenerator("/nonexistent", layer_ids=[1])
     assert "vllm.v1.request:Request" in message
     assert "requires brand_new" in message
     assert all(word in message for word in ("wanted:", "found:", "next:"))
+
+
+_GENERATOR = """
+import sys, time
+import shims
+from shims.direct.generator import VllmHiddenStatesGenerator
+with shims.overrides(dtype="float32"):
+    generator = VllmHiddenStatesGenerator(sys.argv[1], layer_ids=[1], max_model_len=64, gpu_memory_utilization=0.1)
+"""
+
+
+def test_a_killed_process_takes_the_direct_engine_with_it(tmp_path: Path) -> None:
+    """A notebook whose kernel is killed: its engine would keep the device's memory."""
+    code = _GENERATOR + "print('loaded', flush=True); time.sleep(600)"
+    command = [sys.executable, "-c", code, str(make("llama", tmp_path))]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert any("loaded" in line for line in process.stdout)
+    engine = below(process.pid)
+    assert engine
+    process.kill()
+    process.wait()
+    ends = time.monotonic() + 20
+    while any(identity(pid) == start for pid, start in engine.items()) and time.monotonic() < ends:
+        time.sleep(0.1)
+    assert not [pid for pid, start in engine.items() if identity(pid) == start]
+
+
+_PLANTED = """
+from shims.direct.worker import CaptureWorker
+class Planted(CaptureWorker):
+    def execute_model(self, scheduler_output):
+        if scheduler_output.total_num_scheduled_tokens == 7:
+            raise ZeroDivisionError("planted in the worker")
+        return super().execute_model(scheduler_output)
+"""
+
+
+def test_what_fails_in_a_worker_amid_a_run_is_named(tmp_path: Path) -> None:
+    (tmp_path / "planted.py").write_text(_PLANTED)
+    code = """
+import sys
+from shims.direct.engine import DirectEngine, DirectOptions
+from shims.direct.spool import folder
+spool = folder(1 << 20)
+engine = DirectEngine(DirectOptions(
+    sys.argv[1], [1], "shims.direct.spool:Spool", {"folder": spool.name}, max_model_len=64, dtype="float32",
+    gpu_memory_utilization=0.1, more={"worker_cls": "planted.Planted"},
+))
+for rows in ([("right", [5] * 6)], [("wrong", [5] * 7)]):
+    for settled in engine.run(rows):
+        print(settled.done, flush=True)
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-c", code, str(make("llama", tmp_path))]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 1
+    assert "['right']" in done.stdout
+    message = done.stderr[done.stderr.index("shims.errors.SpecshimError") :]
+    assert "ZeroDivisionError: planted in the worker" in message, message
+    assert "finished rows are kept" in message

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 from pipeline.config import RegenerateConfig
 from pipeline.conversations import Message
-from pipeline.guardian import guarding
 from shims.behaviours import failures
 from shims.errors import SpecshimError
+from shims.guardian import guarding
 from shims.precision import keep_float32
 
 

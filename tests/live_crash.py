@@ -24,7 +24,7 @@ from pipeline_fixtures import write_model, write_weights
 
 from pipeline import manifest
 from pipeline.formats.registry import open_rows
-from pipeline.guardian import below, identity
+from shims.guardian import below, identity
 
 ROWS = 160
 SECONDS = 300

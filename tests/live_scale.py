@@ -31,12 +31,13 @@ from typing import Any
 from live_crash import differences, files, numbers
 from pipeline_fixtures import write_model, write_weights
 
-from pipeline import guardian, manifest
+from pipeline import manifest
 from pipeline.config import ExtractConfig
 from pipeline.extract import extract
-from pipeline.guardian import identity
 from pipeline.prepared import PreparedFile
 from pipeline.scale.simulation import Setup, simulate
+from shims import guardian
+from shims.guardian import identity
 
 SECONDS = 420
 AGREE = 0.20

@@ -26,7 +26,7 @@ from live_crash import files
 from live_scale import SECONDS, Bench, adopt_orphans
 from s3_server import BUCKET, client, environment, running
 
-from pipeline.guardian import below
+from shims.guardian import below
 
 ROWS = 300
 

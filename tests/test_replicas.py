@@ -19,7 +19,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.guardian import below, identity
 from pipeline.replicas import supervisor as supervisor_module
 from pipeline.replicas.leases import Leases, wait_for_writers
 from pipeline.replicas.ledger import Ledger
@@ -27,6 +26,7 @@ from pipeline.replicas.ray_cluster import _short, by_rank, cores_of
 from pipeline.replicas.replica import Answer, _told
 from pipeline.replicas.supervisor import Event, Life, Owner, Supervisor
 from shims.errors import SinkError, SpecshimError, UsageError, WrongStatesError
+from shims.guardian import below, identity
 
 
 @settings(max_examples=200, deadline=None)
@@ -207,7 +207,7 @@ def test_a_lease_ends_with_its_process(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_what_a_replica_leaves_behind_is_ended(how: signal.Signals) -> None:
     code = (
-        "import subprocess, sys, time; from pipeline.guardian import guard; guard(); "
+        "import subprocess, sys, time; from shims.guardian import guard; guard(); "
         'inner = \'import subprocess, sys; p = subprocess.Popen([sys.executable, "-c", "input()"], '
         "stdin=subprocess.PIPE, start_new_session=True); print(p.pid, flush=True); p.wait()'; "
         "p = subprocess.Popen([sys.executable, '-c', inner], start_new_session=True); "
@@ -228,7 +228,7 @@ def test_what_a_replica_leaves_behind_is_ended(how: signal.Signals) -> None:
 
 
 _OWNER = (
-    "import subprocess, sys, time; from pipeline.guardian import guarding; "
+    "import subprocess, sys, time; from shims.guardian import guarding; "
     "wait = [sys.executable, '-c', 'import time; time.sleep(60)']; "
     "start = lambda: subprocess.Popen(wait, start_new_session=True).pid; "
     "before = start(); block = guarding(); block.__enter__(); inside = start(); {leave}; after = start(); "

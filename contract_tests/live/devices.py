@@ -26,8 +26,8 @@ from contract_tests.live.models import CONTEXT, VOCABULARY, make
 from contract_tests.live.run import SETTINGS, on_gpu
 from pipeline import manifest
 from pipeline.formats.registry import open_rows
-from pipeline.guardian import below
 from pipeline.prepared import DATA_NAME
+from shims.guardian import below
 
 ENDS_WITHIN = 30  # seconds
 _LIMIT = 400

@@ -10,7 +10,6 @@ from typing import Any
 from pipeline.engines import EngineOptions
 from pipeline.engines.row_sink import PROBE, RowSinkSettings, probe_path
 from pipeline.formats.hs_safetensors import read_row
-from pipeline.guardian import guarding
 from shims.direct.engine import DirectEngine, DirectOptions, Settled
 from shims.errors import SpecshimError
 
@@ -28,23 +27,21 @@ class StreamingEngine:
     def __init__(self, options: EngineOptions, sink: RowSinkSettings) -> None:
         self._probes = tempfile.TemporaryDirectory(prefix="specshim-probes-")
         sink = replace(sink, probes=self._probes.name)
-        # Killed alone, this process would leave behind workers that go on writing rows.
-        with guarding():
-            self._engine = DirectEngine(
-                DirectOptions(
-                    model=str(options.model.path),
-                    native_ids=options.layers.native,
-                    sink=sink.reference,
-                    sink_settings=sink.as_dict(),
-                    max_model_len=options.max_tokens + 1,
-                    dtype=options.dtype,
-                    tensor_parallel_size=options.tp_size,
-                    gpu_memory_utilization=options.gpu_memory_utilization,
-                    trust_remote_code=options.trust_remote_code,
-                    enforce_eager=options.enforce_eager,
-                    max_num_batched_tokens=options.max_num_batched_tokens,
-                )
+        self._engine = DirectEngine(
+            DirectOptions(
+                model=str(options.model.path),
+                native_ids=options.layers.native,
+                sink=sink.reference,
+                sink_settings=sink.as_dict(),
+                max_model_len=options.max_tokens + 1,
+                dtype=options.dtype,
+                tensor_parallel_size=options.tp_size,
+                gpu_memory_utilization=options.gpu_memory_utilization,
+                trust_remote_code=options.trust_remote_code,
+                enforce_eager=options.enforce_eager,
+                max_num_batched_tokens=options.max_num_batched_tokens,
             )
+        )
         self.workers = self._engine.workers
 
     def stream(self, rows: Iterable[tuple[int, Sequence[int]]]) -> Iterator[Settled]:

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.engines import EngineOptions
-from pipeline.guardian import guarding
 from shims.behaviours import failures
 from shims.direct.spool import folder as spool_folder
 from shims.errors import SpecshimError, UsageError
+from shims.guardian import guarding
 from shims.precision import keep_float32
 from shims.versions import detect, within
 

@@ -16,10 +16,10 @@ from typing import Any
 
 from pipeline.atomic import write_text
 from pipeline.evaluation.request import EngineAnswer, EngineRequest
-from pipeline.guardian import guarding
 from pipeline.progress import heartbeat
 from pipeline.serving.facts import V1, V2
 from shims.errors import SpecshimError
+from shims.guardian import guarding
 
 _ERROR = re.compile(r"^(?:\([^)]*\) )?(?:ERROR [^\]]*\] )?((?:[\w.]+(?:Error|Exception|Failure)|AssertionError)\b.*)$")
 _LAYERS = re.compile(r"\[(?P<file>\w+)\.py:\d+\] Using (?:Eagle3 )?auxiliary layers from [\w ]+: \((?P<ids>[\d, ]+)\)")

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.guardian import identity
 from pipeline.object_store.bucket import Bucket, without_conditions
 from pipeline.object_store.keys import LOCK
 from pipeline.progress import console
 from shims.errors import SpecshimError, UsageError
+from shims.guardian import identity
 
 
 @dataclass(frozen=True)

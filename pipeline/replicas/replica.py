@@ -17,13 +17,13 @@ from typing import Any
 from pipeline import manifest, run_history
 from pipeline.engines import EngineOptions
 from pipeline.engines.direct import StreamingEngine, open_streaming
-from pipeline.guardian import guard
 from pipeline.model_info import read_model, sha256_file
 from pipeline.places import signature
 from pipeline.prepared import PreparedFile
 from pipeline.replicas.sink import LeasedSinkSettings
 from shims.direct.engine import Settled
 from shims.errors import SinkError, SpecshimError, UsageError, WrongStatesError
+from shims.guardian import guard
 
 _ANSWER_EVERY = 0.5  # seconds
 

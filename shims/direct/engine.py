@@ -19,6 +19,7 @@ from shims.behaviours.generator import worker_receipts
 from shims.direct.agreement import require_agreement
 from shims.direct.watch import watched
 from shims.errors import SinkError, SpecshimError, UsageError, WrongStatesError
+from shims.guardian import guarding
 from shims.precision import keep_float32
 from shims.versions import detect, within
 
@@ -222,7 +223,8 @@ def _load(options: DirectOptions, words: Path) -> Any:
         # A parent that has as much as asked for a GPU cannot be forked.
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     keep_float32(options.dtype)
-    with failures.collected_in(words), _quiet():
+    # Killed alone, this process would leave behind workers that keep the device's memory and go on writing rows.
+    with failures.collected_in(words), _quiet(), guarding():
         try:
             return LLM(**settings)
         except Exception as error:

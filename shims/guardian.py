@@ -125,7 +125,7 @@ def _told(told: int) -> list[int] | None:
 
 
 def main() -> None:
-    """`python -m pipeline.guardian PID START DESCRIPTOR [PID…]`"""
+    """`python -m shims.guardian PID START DESCRIPTOR [PID…]`"""
     if os.fork():
         return
     os.setsid()
