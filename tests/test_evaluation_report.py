@@ -98,7 +98,7 @@ def _results() -> Results:
             DRAFT: EngineAnswer(DRAFT, [[1, 2, 9], [4, 5]], 0.5, 1000, 2000, [500, 250]),
         },
         not_run={"gaps": "no reason"},
-        gaps={DRAFT: [3e-6]},
+        gaps={DRAFT: [1e-6, 3e-6]},
     )  # fmt: skip
 
 
@@ -121,7 +121,14 @@ def test_the_report_says_what_was_found_what_was_not_run_and_its_limits(tmp_path
     results = _results()
     write_report(results, tmp_path)
     told = (tmp_path / "report.md").read_text()
-    for words in ("**agrees**", "| n-gram | 5.0 | 2.00 | 2 of 2 | 1.667 |", "3.0e-06", "gaps: no reason", "below 80%"):
+    for words in (
+        "**agrees**",
+        "| n-gram | 5.0 | 2.00 | 2 of 2 | 1.667 |",
+        "(2 places)",
+        "3.0e-06 at most",
+        "gaps: no reason",
+        "below 80%",
+    ):
         assert words in told
     read = json.loads((tmp_path / "report.json").read_text())
     assert read["served"][DRAFT]["same_answers"] == [1, 2]

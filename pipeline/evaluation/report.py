@@ -111,12 +111,13 @@ def _served(results: Results) -> list[str]:
         if answer.layers
     ]
     lines += ["", *said] if said else []
-    gaps = [f"{gap:.1e}" for found in results.gaps.values() for gap in found]
+    gaps = [gap for found in results.gaps.values() for gap in found]
     if gaps:
         lines += [
             "",
-            f"Where answers differ first, the best token leads the next one by {', '.join(gaps)} in log probability: "
-            "a lead of the size of rounding errors is no fault of the draft.",
+            f"Where answers differ first ({len(gaps)} places), the best token leads the next one by {max(gaps):.1e} at "
+            "most in log probability: a lead of the size of rounding errors is no fault of the draft, and "
+            "`--dtype float32` decides it.",
         ]
     return lines
 
