@@ -23,11 +23,14 @@ class FinalNorm:
 
         config = AutoConfig.from_pretrained(str(model.path), trust_remote_code=trust_remote_code)
         with torch.device("meta"):
-            whole: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
-        name, self._module = final_norm(whole)
-        self._module.to_empty(device="cpu")
-        self._module.load_state_dict(self._tensors(model, name, list(self._module.state_dict())))
-        self._module.float().eval()
+            try:
+                whole: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+            except ValueError:  # a wrapper that is no causal model; its text model may be one
+                whole = AutoModelForCausalLM.from_config(config.get_text_config(), trust_remote_code=trust_remote_code)
+        name, self.module = final_norm(whole)
+        self.module.to_empty(device="cpu")
+        self.module.load_state_dict(self._tensors(model, name, list(self.module.state_dict())))
+        self.module.float().eval()
 
     def _tensors(self, model: ModelInfo, norm: str, wanted: list[str]) -> dict[str, Any]:
         from safetensors import safe_open
@@ -58,5 +61,5 @@ class FinalNorm:
         import torch
 
         with torch.no_grad():
-            last = self._module(states[:, -1].float()).to(states.dtype)
+            last = self.module(states[:, -1].float()).to(states.dtype)
         return torch.cat([states[:, :-1], last[:, None]], dim=1)

@@ -26,6 +26,7 @@ from pipeline.training_metrics import MetricsLog, counted_over, metrics_to, read
 from pipeline.training_parallel import Ranks
 from pipeline.training_reports import EVENTS_FOLDER, PLOT_NAME, Events, plot
 from pipeline.training_stacking import stacking
+from pipeline.training_targets import teach_as_verifier
 from shims.errors import UsageError
 
 
@@ -55,12 +56,14 @@ class Run:
                 "shards", "leave --fsdp out: each device then holds a copy",
             )  # fmt: skip
         attention = choose_attention(self._device)
-        self.adaptations = self._adaptations(attention, configs_mended=compat.let_configs_construct())
+        self.adaptations: list[str] = []
+        self._adapted(self._adaptations(attention, configs_mended=compat.let_configs_construct()))
         self._tell(initial)
         self._progress = Progress(speculators=self._parts.version)
         # The same initial weights in every process.
         torch.manual_seed(config.seed)
         self._draft = build_draft(config, data, self._parts, attention, initial)
+        self._adapted(teach_as_verifier(self._draft, data.model, config.trust_remote_code))
         if not self._parts.series.autocasts:
             self._draft.to(getattr(torch, self.dtype))
         if config.accumulate > 1:
@@ -92,9 +95,12 @@ class Run:
             used.append(f"{self._ranks.size} processes, the draft {how}")
         return used
 
-    def _tell(self, initial: InitialDraft | None) -> None:
-        for line in self.adaptations:
+    def _adapted(self, lines: list[str]) -> None:
+        self.adaptations += lines
+        for line in lines:
             console.print(f"adaptation: {line}", highlight=False, soft_wrap=True)
+
+    def _tell(self, initial: InitialDraft | None) -> None:
         ids, count = self._data.layers.native[:-1], self._data.model.num_layers
         usual = (2, count // 2, count - 3)
         note = "" if ids == usual else f"; vLLM's default would be {' '.join(map(str, usual))}, so it has to read them"
