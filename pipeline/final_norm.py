@@ -8,6 +8,9 @@ from pipeline.decoder_parts import final_norm
 from pipeline.model_info import ModelInfo
 from shims.errors import SpecshimError
 
+# Encoders of pictures and sound beside a text model, and what joins them, have final norms, too.
+_OTHER_PARTS = ("vis", "image", "audio", "speech", "mm_", "multi_modal", "merger", "projector", "mtp")
+
 
 class FinalNorm:
     """N = norm(R_n), by the module that transformers builds for this architecture (a Gemma adds 1 to its weights)."""
@@ -35,14 +38,22 @@ class FinalNorm:
     def _tensors(self, model: ModelInfo, norm: str, wanted: list[str]) -> dict[str, Any]:
         from safetensors import safe_open
 
-        tensors = {}
+        tensors: dict[str, Any] = {}
+        whose: dict[str, str] = {}
         for file in sorted(model.path.glob("*.safetensors")):
             with safe_open(file, framework="pt") as opened:
                 for name in opened.keys():  # noqa: SIM118  not a dictionary
                     parts = name.split(".")
                     # Directly below the decoder: a layer's own norms have their number in front.
-                    if parts[-2:-1] == [norm] and parts[-1] in wanted and not any(part.isdecimal() for part in parts):
-                        tensors[parts[-1]] = opened.get_tensor(name)
+                    if parts[-2:-1] != [norm] or parts[-1] not in wanted or any(part.isdecimal() for part in parts):
+                        continue
+                    if any(part.startswith(_OTHER_PARTS) for part in parts):
+                        continue
+                    found = opened.get_tensor(name)
+                    # The same weights may lie there twice, in two layouts.
+                    if parts[-1] in tensors and not found.equal(tensors[parts[-1]]):
+                        raise self._missing(model, f"two that differ: {whose[parts[-1]]} and {name}")
+                    tensors[parts[-1]], whose[parts[-1]] = found, name
         if set(wanted) - set(tensors):
             raise self._missing(model, f"no tensor {norm}.{', '.join(sorted(set(wanted) - set(tensors)))}")
         return tensors

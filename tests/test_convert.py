@@ -14,6 +14,8 @@ pytest.importorskip("transformers")
 pytest.importorskip("safetensors")
 datasets = pytest.importorskip("datasets")
 
+from safetensors.torch import save_file  # noqa: E402
+
 from pipeline import extract as extract_module  # noqa: E402
 from pipeline import manifest  # noqa: E402
 from pipeline.__main__ import main  # noqa: E402
@@ -25,7 +27,7 @@ from pipeline.model_info import read_model  # noqa: E402
 from pipeline.prepare import prepare  # noqa: E402
 from pipeline.verify import verify  # noqa: E402
 from pipeline.vocab import build_vocab  # noqa: E402
-from shims.errors import UsageError  # noqa: E402
+from shims.errors import SpecshimError, UsageError  # noqa: E402
 
 ROWS = 6
 UNNORMED = sorted(name for name, form in FORMATS.items() if "residual" in form.last_states)
@@ -115,11 +117,18 @@ def test_the_final_norm_is_the_models_own(tmp_path: Path, kind: str) -> None:
     model = AutoModelForCausalLM.from_config(config)
     torch.nn.init.uniform_(model.get_decoder().norm.weight, 0.2, 5.0)
     model.save_pretrained(tmp_path)
+    own = model.get_decoder().norm.weight.detach().clone()
+    # What lies beside it in checkpoints of multimodal models, of models with draft layers, and in second layouts.
+    beside = {f"{part}.norm.weight": torch.ones(16) for part in ("model.visual.merger", "audio_tower", "mtp")}
+    save_file({**beside, "norm.weight": own}, tmp_path / "zz-beside.safetensors")
     states = torch.randn(5, 4, 16)
     found = FinalNorm(read_model(str(tmp_path)), trust_remote_code=False).normed_last(states)
     with torch.no_grad():
         assert torch.equal(found[:, -1], model.get_decoder().norm(states[:, -1]))
     assert torch.equal(found[:, :-1], states[:, :-1])
+    save_file({"other.norm.weight": own + 1}, tmp_path / "other.safetensors")
+    with pytest.raises(SpecshimError, match=r"two that differ: .*norm\.weight and .*norm\.weight"):
+        FinalNorm(read_model(str(tmp_path)), trust_remote_code=False)
 
 
 # layers
