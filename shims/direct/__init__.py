@@ -9,6 +9,7 @@ assembly.py   steps to whole rows; each row's token ids and positions are proved
 stream.py     the three together: one step in, finished rows out, on threads of their own
 rowfile.py    a row as a safetensors file without copies
 watch.py      a process of the engine that died ends the wait for it
+text_only.py  a multimodal model without its processor of pictures
 spool.py      a sink for callers that want the rows themselves
 generator.py  speculators' generator class, for releases that no longer have one
 """

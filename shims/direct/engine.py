@@ -17,6 +17,7 @@ from typing import Any
 from shims.behaviours import failures
 from shims.behaviours.generator import worker_receipts
 from shims.direct.agreement import require_agreement
+from shims.direct.text_only import text_only
 from shims.direct.watch import watched
 from shims.errors import SinkError, SpecshimError, UsageError, WrongStatesError
 from shims.guardian import guarding
@@ -224,7 +225,7 @@ def _load(options: DirectOptions, words: Path) -> Any:
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     keep_float32(options.dtype)
     # Killed alone, this process would leave behind workers that keep the device's memory and go on writing rows.
-    with failures.collected_in(words), _quiet(), guarding():
+    with failures.collected_in(words), _quiet(), text_only(), guarding():
         try:
             return LLM(**settings)
         except Exception as error:

@@ -44,6 +44,16 @@ DIRECT: tuple[Touchpoint, ...] = (
     _one("EngineArgs", _ARGUMENTS, "call", _ENGINE, Call(0, ENGINE_KEYWORDS)),
     _one("EngineArgs text only", _ARGUMENTS, "call", _ENGINE, Call(0, ("language_model_only",)), ">=0.17"),
     _one("EngineArgs without pictures", _ARGUMENTS, "call", _ENGINE, Call(0, ("limit_mm_per_prompt",)), "<0.17"),
+    *(
+        _one(
+            f"MultiModalRegistry.{name}",
+            f"vllm.multimodal.registry:MultiModalRegistry.{name}",
+            "attribute",
+            "shims/direct/text_only.py",
+            vllm=">=0.16,<0.24",
+        )
+        for name in ("supports_multimodal_inputs", "create_processor")
+    ),
     _one("LLMEngine.add_request", f"{_LLM_ENGINE}.add_request", "call", _ENGINE, Call(3)),
     _one("LLMEngine.step", f"{_LLM_ENGINE}.step", "call", _ENGINE, Call()),
     _one("LLMEngine.vllm_config", f"{_LLM_ENGINE}.vllm_config", "attribute", _ENGINE),
