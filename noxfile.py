@@ -343,6 +343,14 @@ def live_crash(session: nox.Session) -> None:
     session.run("python", "tests/live_crash.py", *session.posargs, env=cache_for(DEMO))
 
 
+@nox.session(name="live-memory", python=interpreter(DEMO))
+def live_memory(session: nox.Session) -> None:
+    """20,000 short rows through a real engine: memory does not grow with them."""
+    install_vllm(session, DEMO)
+    install_self(session, "datasets>=4,<5")
+    session.run("python", "tests/live_memory.py", *session.posargs, env=cache_for(DEMO))
+
+
 @nox.session(name="live-scale", python=interpreter(DEMO))
 def live_scale(session: nox.Session) -> None:
     """`extract --replicas` on this machine (about 10 minutes on two cores), then to an S3 server, then Ray Train."""
