@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pipeline_fixtures
 import pytest
 
 import shims  # noqa: F401  without it, speculators 0.4 cannot be imported beside a newer transformers
@@ -16,10 +18,13 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("safetensors")
 pytest.importorskip("speculators")
 
+from safetensors.torch import load_file  # noqa: E402
+
 from pipeline import training_compat as compat  # noqa: E402
 from pipeline.config import TrainConfig  # noqa: E402
 from pipeline.decoder_parts import decoder_layers  # noqa: E402
 from pipeline.model_info import read_model  # noqa: E402
+from pipeline.train import train  # noqa: E402
 from pipeline.training_attention import choose_attention  # noqa: E402
 from pipeline.training_draft import build_draft  # noqa: E402
 from pipeline.training_targets import teach_as_verifier  # noqa: E402
@@ -141,3 +146,22 @@ def test_a_factor_that_transformers_itself_does_not_have(tmp_path: Path) -> None
     states = torch.randn(5, HIDDEN)
     wanted = torch.nn.functional.linear(states, draft.verifier_lm_head.weight) / 4
     assert torch.allclose(draft.verifier_lm_head(states), wanted)
+
+
+def test_a_gemma_is_trained_on_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_weights = pipeline_fixtures.write_weights
+
+    def gemma(folder: Path) -> None:
+        stated = json.loads((folder / "config.json").read_text())
+        stated |= {"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "final_logit_softcapping": 30.0}
+        stated |= {"head_dim": 32, "num_key_value_heads": 2, "query_pre_attn_scalar": 32, "sliding_window": 64}
+        (folder / "config.json").write_text(json.dumps(stated))
+        write_weights(folder)
+
+    monkeypatch.setattr(pipeline_fixtures, "write_weights", gemma)
+    model = pipeline_fixtures.write_states(tmp_path, rows=8)
+    settings: dict[str, Any] = {"max_steps": 2, "max_seq_len": 256, "ttt_steps": 1, "device": "cpu"}
+    place = TrainConfig(tmp_path / "states", tmp_path / "prepared", str(model), tmp_path / "training", **settings)
+    trained = train(place)
+    assert "Gemma2RMSNorm" in " ".join(trained.adaptations) and "capped at 30" in " ".join(trained.adaptations)
+    assert not [name for name in load_file(trained.draft / "model.safetensors") if name.startswith("verifier")]
