@@ -100,7 +100,7 @@ class Runs:
         elif whom == "worker":
             os.kill(youngest_child(process.pid), signal.SIGKILL)
             code = process.wait(SECONDS)
-            said = self.said(3000)
+            said = self.said(6000)
             if code != 1 or "wanted:" not in said or "finished rows are kept" not in said:
                 self.faults.append(f"a killed worker: exit code {code}, and it said {said[-800:]}")
             print(f"{self.engine}: a killed worker is told as: {said.strip().splitlines()[-4:]}", flush=True)

@@ -45,15 +45,15 @@ def collected_in(folder: Path) -> Iterator[Path]:
             os.environ[_VARIABLE] = before
 
 
-def told(folder: Path) -> str:
-    """What the workers wrote, '' if nothing."""
-    texts = [path.read_text(encoding="utf-8")[-_LONGEST:] for path in sorted(folder.glob("*.txt"))]
+def told(folder: Path, longest: int = _LONGEST) -> str:
+    """What the workers wrote, of each its last `longest` characters; '' if nothing."""
+    texts = [path.read_text(encoding="utf-8")[-longest:] for path in sorted(folder.glob("*.txt"))]
     return "\n".join(f"worker: {text}" for text in texts)
 
 
-def described(error: BaseException, folder: Path) -> str:
-    """The parent's error with its type, never empty, and what the workers wrote."""
-    worker = told(folder)
+def described(error: BaseException, folder: Path, longest: int = _LONGEST) -> str:
+    """The parent's error with its type, never empty, and what the workers wrote (see `told`)."""
+    worker = told(folder, longest)
     return f"{type(error).__name__}: {str(error).strip() or '(no message)'}{worker and chr(10)}{worker}"
 
 

@@ -31,6 +31,8 @@ _WINDOW = 512
 _POLL_EVERY = 2.0
 # Seconds, once there are no steps left: what the last rows' writers need is seen soon.
 _POLL_AT_END = 0.02
+# Characters of what a worker wrote, where it failed amid a run: the frames are vLLM's, the end says why.
+_AMID_A_RUN = 1000
 
 
 @dataclass(frozen=True)
@@ -276,6 +278,6 @@ def _told(words: Path) -> Iterator[None]:
         raise SpecshimError(
             "vLLM engine",
             "to prefill the rows",
-            failures.described(error, words),
+            failures.described(error, words, _AMID_A_RUN),
             "look at the innermost cause named here; finished rows are kept, so the same command goes on from here",
         ) from error
