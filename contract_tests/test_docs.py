@@ -35,3 +35,9 @@ def test_the_draft_that_readme_speaks_of_is_the_recorded_one() -> None:
     assert f"{draft[0]:.1f} tokens a step and {draft[1]:.1f} times as fast" in readme
     assert f"(n-gram lookup: {ngram[0]:.1f} and {ngram[1]:.1f})" in readme
     assert [run["check"][name]["exit_code"] for name in ("trained", "shifted")] == [0, 1]
+    exact = [
+        evaluations["exact"]["served"]["draft"]["same_answers"]
+        for path in RESULTS.glob("*-nvidia-h200*.json")
+        if "exact" in (evaluations := json.loads(path.read_text(encoding="utf-8"))["evaluations"])
+    ]
+    assert exact and all(f"In float32 each of {asked} answers" in readme and same == asked for same, asked in exact)

@@ -65,7 +65,7 @@ class VllmSpeaker:
                     f"regenerate, loading {model_folder}",
                     "vLLM to start with this model",
                     failures.described(error, told),
-                    "install vllm" if missing else "look at the innermost cause named here, and try again",
+                    "install vllm" if missing else "look at the innermost cause named here; the same command goes on",
                 ) from error
 
     def replies(self, conversations: Sequence[Sequence[Message]], seeds: Sequence[int]) -> list[Reply | None]:

@@ -10,29 +10,20 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from contract_tests.live.models import VOCABULARY, make
+from contract_tests.live.devices import write_rows
+from contract_tests.live.models import make
 from pipeline.prepared import DATA_NAME
 from shims.guardian import below
 
 GROWTH = 0.05
 EVERY = 0.5  # seconds
-LONGEST = 24  # tokens
-
-
-def write_rows(path: Path, count: int) -> None:
-    """Prepared rows of a few random tokens."""
-    choose = random.Random(4)
-    with path.open("w", encoding="utf-8") as handle:
-        for number in range(count):
-            ids = choose.choices(range(2, VOCABULARY), k=choose.randint(4, LONGEST))
-            handle.write(json.dumps({"id": str(number), "input_ids": ids, "loss_mask": [1] * len(ids)}) + "\n")
+LENGTHS = range(4, 25)  # tokens
 
 
 def held(pid: int) -> int:
@@ -73,7 +64,7 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="specshim-memory-") as root:
         model, data, folder = make("llama", Path(root)), Path(root) / DATA_NAME, Path(root) / "states"
-        write_rows(data, options.rows)
+        write_rows(data, options.rows, LENGTHS)
         command = [
             *(sys.executable, "-m", "pipeline", "extract", "--engine", options.engine, "--model-path", str(model)),
             *("--prepared-data", str(data), "--output-dir", str(folder), "--dtype", "float32"),

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,12 +34,12 @@ ENDS_WITHIN = 30  # seconds
 _LIMIT = 400
 
 
-def write_rows(path: Path, count: int) -> None:
-    """Prepared rows of random tokens and very different lengths."""
+def write_rows(path: Path, count: int, lengths: Sequence[int] = (4, 30, 60, 200, CONTEXT - 8)) -> None:
+    """Prepared rows of random tokens, each of one of these lengths."""
     choose = random.Random(9)
     with path.open("w", encoding="utf-8") as handle:
         for number in range(count):
-            ids = choose.choices(range(2, VOCABULARY), k=choose.choice((4, 30, 60, 200, CONTEXT - 8)))
+            ids = choose.choices(range(2, VOCABULARY), k=choose.choice(lengths))
             handle.write(json.dumps({"id": str(number), "input_ids": ids, "loss_mask": [1] * len(ids)}) + "\n")
 
 

@@ -29,7 +29,8 @@ def overrides(**settings: Any) -> Iterator[None]:
     Args:
         settings: any of dtype ("float32", "bfloat16", …), trust_remote_code (bool),
             max_num_batched_tokens, max_num_seqs, block_size (tokens) and num_gpu_blocks_override (blocks
-            of KV cache). None leaves a setting as it is.
+            of KV cache). None leaves a setting as it is. float32 holds in Triton's kernels, too, and that for the
+            rest of the process: see `shims.precision`.
 
     Raises:
         TypeError: an unknown setting.

@@ -2,7 +2,8 @@
 
 Up to 0.23 vLLM asks that processor whether pictures are allowed at all, in each of its processes. Making it takes the
 tokenizer, which rows of token ids do without, and for Kimi-K2.5 remote code. From 0.24 on a model whose processor
-cannot be made runs as text: https://github.com/vllm-project/vllm/blob/v0.24.0/vllm/multimodal/registry.py.
+cannot be made runs as text: https://github.com/vllm-project/vllm/blob/v0.24.0/vllm/multimodal/registry.py. To go once
+0.23 is no longer among the known releases.
 """
 
 from __future__ import annotations
