@@ -80,14 +80,12 @@ def main() -> None:
     parser.add_argument("--batch-tokens", type=int, default=4096)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--ways", default="ddp,fsdp", help="beside one device (default: %(default)s)")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     count = options.processes
-    ways = {
-        "one": (1, ["--accumulate", str(count)]),
-        "ddp": (count, []),
-        "fsdp": (count, ["--fsdp"]),
-    }
+    several = {"ddp": (count, []), "fsdp": (count, ["--fsdp"])}
+    ways = {"one": (1, ["--accumulate", str(count)])} | {way: several[way] for way in options.ways.split(",")}
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="specshim-devices-") as name:
         for way, (processes, more) in ways.items():

@@ -3,8 +3,10 @@
     python -m contract_tests.live.devices --tp-size 2 [--models qwen3,kimi-int4] [--dtype bfloat16] [--out FILE]
 
 Each model is extracted on one device, then on N; then again on N, with the worker of rank 1 killed among the rows, and
-resumed. Exit code 1 where a row differs by more than rounding does, where another process than rank 0 had a row's
-file open, or where a killed run does not end within 30 s and say why.
+resumed. How much of a difference is rounding is measured too: one device beside itself, with other rows in its steps.
+Exit code 1 where a row differs by more than rounding does, where another process than the one writer had a row's file
+open (rank 0 of the direct engine; the command itself with the others), or where a killed run does not end within 30 s
+and say why.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import json
 import os
 import random
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -32,6 +35,9 @@ from shims.guardian import below
 
 ENDS_WITHIN = 30  # seconds
 _LIMIT = 400
+_BATCH, _OTHER_BATCH = 64, 3  # rows
+# Of the process that may write rows.
+_WRITER = {"direct": "Worker_TP0", "stock": "-m pipeline extract", "native": "-m pipeline extract"}
 
 
 def write_rows(path: Path, count: int, lengths: Sequence[int] = (4, 30, 60, 200, CONTEXT - 8)) -> None:
@@ -88,14 +94,14 @@ class Trial:
         write_rows(self.data, options.rows)
         self.faults: list[str] = []
 
-    def start(self, folder: Path, devices: int) -> Watched:
+    def start(self, folder: Path, devices: int, batch: int = _BATCH) -> Watched:
         """Begin an extraction."""
         layers = [part for number in sorted(set(self.setting.layer_ids)) for part in ("--layer-ids", str(number))]
         command = [
-            sys.executable, "-m", "pipeline", "extract", "--engine", "direct", "--model-path", self.model,
+            sys.executable, "-m", "pipeline", "extract", "--engine", self.options.engine, "--model-path", self.model,
             "--prepared-data", self.data, "--output-dir", folder, "--tp-size", devices, "--dtype", self.dtype,
-            "--max-seq-len", CONTEXT - 4, "--batch-size", 64, *layers,
-            "--gpu-memory-utilization", 0.5 if on_gpu() else 0.1,
+            "--max-seq-len", CONTEXT - 4, "--batch-size", batch, *layers,
+            "--gpu-memory-utilization", self.options.gpu_memory_utilization,
             *(["--trust-remote-code"] if self.name.startswith("kimi") else []),
         ]  # fmt: skip
         log = folder.with_suffix(".log")
@@ -106,9 +112,9 @@ class Trial:
             )  # fmt: skip
         return Watched(process, folder, log)
 
-    def finish(self, folder: Path, devices: int) -> Watched:
+    def finish(self, folder: Path, devices: int, batch: int = _BATCH) -> Watched:
         """Run to the end, watching."""
-        run, ends = self.start(folder, devices), time.monotonic() + _LIMIT
+        run, ends = self.start(folder, devices, batch), time.monotonic() + _LIMIT
         while run.process.poll() is None and time.monotonic() < ends:
             run.look()
             time.sleep(0.005)
@@ -121,9 +127,11 @@ class Trial:
         """Kill the worker of a rank among the rows."""
         run, ends = self.start(folder, devices), time.monotonic() + _LIMIT
         wanted = max(1, self.options.rows // 10)
+        victims: list[int] = []
         while run.process.poll() is None and run.rows() < wanted and time.monotonic() < ends:
+            # Looked for before the rows come: a fast model has written them all before /proc is read.
+            victims = victims or [pid for pid in below(run.process.pid) if f"Worker_TP{rank}" in title(pid)]
             time.sleep(0.002)
-        victims = [pid for pid in below(run.process.pid) if f"Worker_TP{rank}" in title(pid)]
         if run.process.poll() is not None or not victims:
             self.faults.append(f"no worker of rank {rank} to kill (exit code {run.process.poll()})")
             run.process.kill()
@@ -141,33 +149,43 @@ class Trial:
         return {"ended_after": round(seconds, 1), "rows_kept": run.rows(), "said": said.strip().splitlines()[-5:]}
 
     def compare(self, one: Path, other: Path) -> dict[str, float]:
-        """Relative differences of the same rows."""
+        """Relative differences of the same rows, and of most of their tokens."""
         stores = [open_rows(folder, manifest.require_rows(folder, "folder")) for folder in (one, other)]
         indices = stores[0].indices()
         if indices != stores[1].indices() or len(indices) != self.options.rows:
             self.faults.append(f"{other.name} has other rows than {one.name}")
-        errors = []
+        errors, of_tokens = [], []
         for index in indices:
             a, b = (store.read(index).states.double() for store in stores)
             if stores[0].tokens(index) != stores[1].tokens(index):
                 self.faults.append(f"row {index} has other tokens")
             errors.append(float((a - b).norm() / a.norm()))
+            of_tokens += ((a - b).norm(dim=-1) / a.norm(dim=-1)).flatten().tolist()
         errors.sort()
         limit = self.setting.tolerance(self.dtype)
         if errors[-1] > limit:
             self.faults.append(f"{other.name} differs from {one.name} by {errors[-1]:.1e} (limit {limit:g})")
-        return {"median": float(f"{errors[len(errors) // 2]:.2e}"), "worst": float(f"{errors[-1]:.2e}"), "limit": limit}
+        middle, rounding = statistics.median(of_tokens), self.setting.rounding(self.dtype)
+        if middle > rounding:
+            self.faults.append(f"half the tokens of {other.name} are off by {middle:.1e} (limit {rounding:g})")
+        found = {"median_token": middle, "median_row": statistics.median(errors), "worst_row": errors[-1]}
+        return {name: float(f"{value:.2e}") for name, value in found.items()} | {"limit": limit}
 
     def run(self) -> dict[str, Any]:
         """All of it; faults are kept beside what was seen."""
         devices = self.options.tp_size
-        single, split, killed = (self.root / f"{self.name}-{what}" for what in ("single", "split", "killed"))
-        seen: dict[str, Any] = {"model": self.name, "dtype": self.dtype, "rows": self.options.rows}
+        single, other, split, killed = (
+            self.root / f"{self.name}-{what}" for what in ("single", "other", "split", "killed")
+        )
+        engine = self.options.engine
+        seen: dict[str, Any] = {"engine": engine, "model": self.name, "dtype": self.dtype, "rows": self.options.rows}
         try:
             self.finish(single, 1)
+            self.finish(other, 1, _OTHER_BATCH)
+            seen["one_device_beside_itself"] = self.compare(single, other)
             writers = self.finish(split, devices).writers
             seen["writers"] = sorted(writers)
-            if len(writers) != 1 or "TP0" not in next(iter(writers)):
+            if len(writers) != 1 or _WRITER[engine] not in next(iter(writers)):
                 self.faults.append(f"rows were written by {sorted(writers) or 'nobody that was seen'}")
             seen["difference"] = self.compare(single, split)
             seen["killed"] = self.kill(killed, devices, rank=1)
@@ -186,13 +204,20 @@ def main() -> int:
     parser.add_argument("--tp-size", type=int, default=2)
     parser.add_argument("--models", default="qwen3")
     parser.add_argument("--dtype", default="bfloat16" if on_gpu() else "float32")
+    parser.add_argument("--engine", default="direct", choices=list(_WRITER))
     parser.add_argument("--rows", type=int, default=1000)
+    parser.add_argument(
+        "--gpu-memory-utilization", type=float, default=0.5 if on_gpu() else 0.1, help="share of each device for vLLM"
+    )
+    parser.add_argument("--folder", type=Path, help="where models and states are kept (default: nowhere)")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     found = []
-    with tempfile.TemporaryDirectory(prefix="specshim-devices-") as folder:
+    with tempfile.TemporaryDirectory(prefix="specshim-devices-") as scratch:
+        root = options.folder or Path(scratch)
+        root.mkdir(parents=True, exist_ok=True)
         for name in options.models.split(","):
-            found.append(Trial(name, Path(folder), options).run())
+            found.append(Trial(name, root, options).run())
             print(json.dumps(found[-1], indent=1), flush=True)
             if options.out:
                 stack = shims.report().as_dict()["stack"]
