@@ -12,6 +12,7 @@ from shims.behaviours import failures
 from shims.errors import SpecshimError
 from shims.guardian import guarding
 from shims.precision import keep_float32
+from shims.spawning import spawn_workers
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class VllmSpeaker:
                 from vllm import LLM
                 from vllm.platforms import current_platform
 
+                spawn_workers()
                 with guarding():
                     self._llm: Any = LLM(
                         model=model_folder,

@@ -122,8 +122,11 @@ def replicated(draft: Any, ranks: Ranks, device: str) -> Any:
     """The draft with its gradients averaged over the processes, every process holding all of it."""
     if ranks.size == 1:
         return draft
+    import torch
     from torch.nn.parallel import DistributedDataParallel
 
+    # It would cut a compiled draft at its buckets, and cannot cut flex_attention (pytorch/pytorch#104674).
+    torch._dynamo.config.optimize_ddp = False  # type: ignore[attr-defined]
     return DistributedDataParallel(draft, device_ids=[ranks.local] if device.startswith("cuda") else None)
 
 

@@ -67,7 +67,8 @@ class Run:
         if not self._parts.series.autocasts:
             self._draft.to(getattr(torch, self.dtype))
         if config.accumulate > 1:
-            self._draft.forward = stacking(self._draft.forward, self._parts.series.counted)
+            trained = [weight for weight in self._draft.parameters() if weight.requires_grad]
+            self._draft.forward = stacking(self._draft.forward, self._parts.series.counted, trained, self._sharded)
         self._streams = self._make_streams()
         self._trainer = self._make_trainer()
         self._log: MetricsLog | None = None

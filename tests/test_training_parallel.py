@@ -58,20 +58,29 @@ def test_two_processes_train_as_one_with_two_batches(tmp_path: Path) -> None:
         assert torch.allclose(two[name].float(), value.float(), atol=2e-2), name
 
 
-def test_a_stack_has_the_mean_loss_and_its_gradients() -> None:
-    weight = torch.randn(3, requires_grad=True)
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_stack_has_the_mean_loss_and_its_gradients(sharded: bool) -> None:
+    weight, unused = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
+    calls = []
 
     def forward(hidden_states: Any, lengths: Any, scale: float) -> Any:
+        calls.append(1)
         loss = (hidden_states[0] * weight).sum() * scale + lengths.sum() * weight[0]
         return None, loss, {"right_sum": loss.detach(), "right_total": torch.ones(()), "loss": loss.detach()}
 
     states, lengths = torch.randn(2, 3), torch.tensor([[1, 2], [4, 0]])
-    _, loss, metrics = stacking(forward, counted=True)(hidden_states=states, lengths=lengths, scale=2.0)
-    loss.backward()
+    stacked = stacking(forward, counted=True, weights=[weight, unused], sharded=sharded)
+    _, loss, metrics = stacked(hidden_states=states, lengths=lengths, scale=2.0)
+    assert weight.grad is None  # until the trainer's own backward pass, which clears them first
+    (3 * loss).backward()
+    # Computing a sequence anew is compiling it anew, on a GPU: its activations are others then.
+    assert len(calls) == 2
     each = [forward(states[i : i + 1], lengths[i], 2.0)[1].detach() for i in range(2)]
     assert torch.allclose(loss, (each[0] + each[1]) / 2)
-    assert weight.grad is not None
-    assert torch.allclose(weight.grad, states.sum(0) + torch.tensor([3.5, 0.0, 0.0]))
+    assert weight.grad is not None and unused.grad is None
+    assert torch.allclose(weight.grad, 3 * (states.sum(0) + torch.tensor([3.5, 0.0, 0.0])))
     assert torch.allclose(metrics["right_sum"], each[0] + each[1]) and metrics["right_total"] == 2
     assert torch.allclose(metrics["loss"], (each[0] + each[1]) / 2)
     assert merged([{"a_sum": 1.0}, {"a_sum": 3.0}], counted=False) == {"a_sum": 2.0}
+    with torch.no_grad():  # validation
+        assert torch.allclose(stacked(hidden_states=states, lengths=lengths, scale=2.0)[1], loss)

@@ -61,7 +61,7 @@ class Watched:
 
     def look(self) -> None:
         """Note who is writing now."""
-        for pid in below(self.process.pid):
+        for pid in (self.process.pid, *below(self.process.pid)):
             try:
                 for link in Path(f"/proc/{pid}/fd").iterdir():
                     if str(self.folder / "hidden_states") in str(link.readlink()):

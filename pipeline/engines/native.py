@@ -18,6 +18,7 @@ from shims.direct.spool import folder as spool_folder
 from shims.errors import SpecshimError, UsageError
 from shims.guardian import guarding
 from shims.precision import keep_float32
+from shims.spawning import spawn_workers
 from shims.versions import detect, within
 
 _FIRST = "0.18"
@@ -85,6 +86,7 @@ class NativeEngine:
         chunked = within(detect().vllm or "", ">=0.22")
         # Before 0.22 the connector keeps the last chunk of a prompt only.
         whole = {} if chunked else {"max_num_batched_tokens": max(options.max_tokens + 1, 2048)}
+        spawn_workers()
         keep_float32(options.dtype)
         with failures.collected() as told, guarding():
             try:

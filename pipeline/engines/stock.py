@@ -10,6 +10,7 @@ import shims
 from pipeline.engines import EngineOptions
 from shims.direct.watch import EngineDied, died
 from shims.errors import SpecshimError, UsageError
+from shims.spawning import spawn_workers
 from shims.versions import detect, has_generator
 
 
@@ -34,6 +35,7 @@ class StockEngine:
         from speculators.data_generation.vllm_hidden_states_generator import VllmHiddenStatesGenerator
 
         self._num_layers = len(options.layers.ids)
+        spawn_workers()
         with shims.overrides(dtype=options.dtype, trust_remote_code=options.trust_remote_code):
             self._generator: Any = VllmHiddenStatesGenerator(
                 str(options.model.path),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,6 +21,7 @@ from shims.direct.watch import watched
 from shims.errors import SinkError, SpecshimError, UsageError, WrongStatesError
 from shims.guardian import guarding
 from shims.precision import keep_float32
+from shims.spawning import spawn_workers
 from shims.versions import detect, within
 
 _WORKER = "shims.direct.worker.CaptureWorker"
@@ -222,9 +222,7 @@ def _load(options: DirectOptions, words: Path) -> Any:
     for name in ("max_model_len", "max_num_batched_tokens"):
         if (value := getattr(options, name)) is not None:
             settings[name] = value
-    if not current_platform.is_cpu():
-        # A parent that has as much as asked for a GPU cannot be forked.
-        os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+    spawn_workers()
     keep_float32(options.dtype)
     # Killed alone, this process would leave behind workers that keep the device's memory and go on writing rows.
     with failures.collected_in(words), _quiet(), text_only(), guarding():
