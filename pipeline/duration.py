@@ -62,8 +62,9 @@ def describe(model: ModelInfo, tokens: int, dtype: str, devices: int, previous: 
     if peak is None:
         return f"unknown: {work:.1e} floating-point operations"
     best = work / (peak * devices)
+    span = " to ".join(dict.fromkeys((words(best / 0.7), words(best / 0.1))))
     return (
-        f"about {words(best / 0.7)} to {words(best / 0.1)}: {work:.1e} floating-point operations at 70 % to 10 % "
+        f"about {span}: {work:.1e} floating-point operations at 70 % to 10 % "
         f"of the {peak:.1e} per second that a matrix product reaches here"
     )
 

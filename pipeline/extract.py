@@ -319,6 +319,11 @@ def _batches(indices: Sequence[int], size: int) -> list[list[int]]:
     return [list(group) for _, group in itertools.groupby(indices, key=lambda index: index // size)]
 
 
+def _named(rows: Sequence[str]) -> str:
+    few = len(rows) <= 4
+    return f"rows {', '.join(rows)}" if few else f"the {len(rows)} rows from {rows[0]} to {rows[-1]}"
+
+
 def _extract_batch(
     job: Job,
     rows: RowSet,
@@ -329,12 +334,12 @@ def _extract_batch(
     storage: Storage,
 ) -> None:
     contents = [rows.row(index) for index in batch]
-    named = ", ".join(f"{index} (id {row_id})" for index, (row_id, _, _) in zip(batch, contents, strict=True))
+    named = _named([f"{index} (id {row_id})" for index, (row_id, _, _) in zip(batch, contents, strict=True)])
     try:
         states = engine.states([ids for _, ids, _ in contents])
     except SpecshimError as error:
         raise SpecshimError(
-            where=f"rows {named}: {error.where}",
+            where=f"{named}: {error.where}",
             wanted=error.wanted,
             found=error.found,
             next_step=f"{error.next_step}; finished rows are kept, so the same command goes on from here",
@@ -342,7 +347,7 @@ def _extract_batch(
     except Exception as error:
         console.print(traceback.format_exc(), highlight=False, soft_wrap=True, markup=False)
         raise SpecshimError(
-            where=f"rows {named}",
+            where=named,
             wanted="their hidden states",
             found=f"{type(error).__name__}: {str(error).strip() or 'no message'}",
             next_step="see the traceback above; finished rows are kept, so the same command goes on from here",

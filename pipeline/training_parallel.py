@@ -36,10 +36,10 @@ class Ranks:
         Raises:
             UsageError: one device was named for several processes.
         """
-        wanted = device_type(wanted)
-        if self.size > 1 and wanted.startswith("cuda:"):
+        wanted, own = device_type(wanted), f"cuda:{self.local}"
+        if self.size > 1 and wanted.startswith("cuda:") and wanted != own:
             raise UsageError("--device", "cuda or auto under torchrun", wanted, "each process takes its own device")
-        return f"cuda:{self.local}" if wanted == "cuda" and self.size > 1 else wanted
+        return own if wanted == "cuda" and self.size > 1 else wanted
 
     def summed(self, values: Mapping[str, Any]) -> dict[str, float]:
         """Every value added up over the processes, in float64."""
@@ -126,7 +126,7 @@ def replicated(draft: Any, ranks: Ranks, device: str) -> Any:
     from torch.nn.parallel import DistributedDataParallel
 
     # It would cut a compiled draft at its buckets, and cannot cut flex_attention (pytorch/pytorch#104674).
-    torch._dynamo.config.optimize_ddp = False  # type: ignore[attr-defined]
+    torch._dynamo.config.optimize_ddp = False
     return DistributedDataParallel(draft, device_ids=[ranks.local] if device.startswith("cuda") else None)
 
 

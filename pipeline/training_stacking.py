@@ -39,14 +39,14 @@ def stacking(forward: Callable[..., Any], counted: bool, weights: list[Any], sha
             loss = loss + (share.detach() if now else share)
             metrics.append(part[2])
         if now:
-            loss = _Known.apply(loss, gradients, *weights)  # type: ignore[no-untyped-call]
+            loss = _Known.apply(loss, gradients, *weights)
         return tokens, loss, merged(metrics, counted)
 
     return stacked
 
 
 # Not checkpointing: what computes activations anew may be compiled anew by then, into other ones.
-class _Known(torch.autograd.Function):
+class _Known(torch.autograd.Function):  # type: ignore[misc]
     """A loss whose gradients are there already: a backward pass hands them to the weights."""
 
     @staticmethod
@@ -64,7 +64,7 @@ def _gradients(loss: Any, weights: list[Any]) -> tuple[Any, ...]:
     with torch.autocast(loss.device.type, enabled=False):
         found = torch.autograd.grad(loss, weights, allow_unused=True)
     torch.clear_autocast_cache()
-    return found
+    return tuple(found)
 
 
 def _added(sums: list[Any], more: tuple[Any, ...]) -> list[Any]:

@@ -20,7 +20,9 @@ pytest.importorskip("speculators")
 from pipeline.config import TrainConfig  # noqa: E402
 from pipeline.train import train  # noqa: E402
 from pipeline.training_metrics import read_metrics  # noqa: E402
+from pipeline.training_parallel import Ranks  # noqa: E402
 from pipeline.training_stacking import merged, stacking  # noqa: E402
+from shims.errors import UsageError  # noqa: E402
 
 SETTINGS: dict[str, Any] = {"epochs": 4, "lr": 3e-3, "max_seq_len": 128, "ttt_steps": 2, "val_share": 0.3}
 
@@ -56,6 +58,16 @@ def test_two_processes_train_as_one_with_two_batches(tmp_path: Path) -> None:
     two = load_file(tmp_path / "two" / "draft" / "model.safetensors")
     for name, value in load_file(one.draft / "model.safetensors").items():
         assert torch.allclose(two[name].float(), value.float(), atol=2e-2), name
+
+
+def test_each_process_has_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    second = Ranks(rank=1, size=2, local=1)
+    assert second.device("auto") == second.device("cuda") == "cuda:1"
+    assert second.device(second.device("auto")) == "cuda:1"  # the run asks again for what the command asked for
+    with pytest.raises(UsageError, match="each process takes its own"):
+        second.device("cuda:0")
+    assert Ranks().device("auto") == "cuda" and Ranks().device("cuda:1") == "cuda:1"
 
 
 @pytest.mark.parametrize("sharded", [False, True])

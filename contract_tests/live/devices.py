@@ -156,7 +156,7 @@ class Trial:
             self.faults.append(f"{other.name} has other rows than {one.name}")
         errors, of_tokens = [], []
         for index in indices:
-            a, b = (store.read(index).states.double() for store in stores)
+            a, b = (store.read(index).states.float() for store in stores)
             if stores[0].tokens(index) != stores[1].tokens(index):
                 self.faults.append(f"row {index} has other tokens")
             errors.append(float((a - b).norm() / a.norm()))
@@ -185,7 +185,8 @@ class Trial:
             seen["one_device_beside_itself"] = self.compare(single, other)
             writers = self.finish(split, devices).writers
             seen["writers"] = sorted(writers)
-            if len(writers) != 1 or _WRITER[engine] not in next(iter(writers)):
+            # The command writes a row in less time than passes between two looks; a stranger would be seen sometimes.
+            if any(_WRITER[engine] not in writer for writer in writers) or (engine == "direct" and len(writers) != 1):
                 self.faults.append(f"rows were written by {sorted(writers) or 'nobody that was seen'}")
             seen["difference"] = self.compare(single, split)
             seen["killed"] = self.kill(killed, devices, rank=1)

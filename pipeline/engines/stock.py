@@ -92,7 +92,7 @@ class StockEngine:
                 f"stock generator, worker process {', '.join(map(str, gone))}",
                 "to stay alive",
                 "it ended without a word (killed from outside, or by the kernel for memory: see dmesg)",
-                "repeat the command: finished rows are kept, and it goes on from there",
+                "repeat the command",
             ) from error
 
     def close(self) -> None:
