@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from contract_tests import acceptance_page
+from contract_tests import acceptance_page, devices_page
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 
@@ -46,7 +46,7 @@ def render() -> str:
         for model in dict.fromkeys(row["model"] for row in run["rows"]):
             lines += ["", f"**{model}**", "", "| way | tokens/s | of plain |", "|---|---|---|"]
             lines += [_row(row) for row in run["rows"] if row["model"] == model]
-    return "\n".join([*lines, *acceptance_page.lines(), *_loaders(), ""])
+    return "\n".join([*lines, *devices_page.lines(), *acceptance_page.lines(), *_loaders(), ""])
 
 
 def _loaders() -> list[str]:

@@ -100,7 +100,7 @@ def _on_gpu(cases: list[dict[str, Any]]) -> str:
     """What ran, whether all of it was right, and how exact most tokens were in each dtype; '' where nothing ran."""
     if not cases:
         return ""
-    what = sorted({" ".join(filter(None, (c["speculators"] or c["engine"], c["runner"]))) for c in cases})
+    what = sorted({_ran(c) for c in cases})
     typical: dict[str, float] = {}
     for case in cases:
         if "median_token_err" in case:
@@ -108,6 +108,11 @@ def _on_gpu(cases: list[dict[str, Any]]) -> str:
     outcome = "fail" if any(c["outcome"] == "fail" for c in cases) else "pass"
     exact = ", ".join(f"{dtype} {error:.0e}" for dtype, error in sorted(typical.items(), reverse=True))
     return f"{', '.join(what)}: live {outcome}{exact and f' ({exact})'}"
+
+
+def _ran(case: dict[str, Any]) -> str:
+    several = f"on {case['tp_size']} devices" if case.get("tp_size", 1) > 1 else None
+    return " ".join(filter(None, (case["speculators"] or case["engine"], case["runner"], several)))
 
 
 def _said(outcome: str, error: float) -> str:

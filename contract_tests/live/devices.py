@@ -12,6 +12,7 @@ and say why.
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
 import random
@@ -26,6 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.run import device
 from contract_tests.live.models import CONTEXT, VOCABULARY, make
 from contract_tests.live.run import SETTINGS, on_gpu
 from pipeline import manifest
@@ -146,7 +148,9 @@ class Trial:
         seconds, said = time.monotonic() - killed, run.log.read_text(encoding="utf-8")
         if seconds > ENDS_WITHIN or code != 1 or "wanted:" not in said:
             self.faults.append(f"after the kill: exit code {code} in {seconds:.0f} s, and it said {said[-800:]}")
-        return {"ended_after": round(seconds, 1), "rows_kept": run.rows(), "said": said.strip().splitlines()[-5:]}
+        lines = [line.strip() for line in said.splitlines()]
+        cause = next((line for line in reversed(lines) if line.startswith("found:")), "")
+        return {"ended_after": round(seconds, 1), "rows_kept": run.rows(), "cause": cause}
 
     def compare(self, one: Path, other: Path) -> dict[str, float]:
         """Relative differences of the same rows, and of most of their tokens."""
@@ -222,7 +226,8 @@ def main() -> int:
             print(json.dumps(found[-1], indent=1), flush=True)
             if options.out:
                 stack = shims.report().as_dict()["stack"]
-                data = {"stack": stack, "tp_size": options.tp_size, "gpu": on_gpu(), "models": found}
+                data = {"device": device(), "date": datetime.date.today().isoformat(), "stack": stack}
+                data |= {"tp_size": options.tp_size, "models": found}
                 options.out.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     return int(any(one["faults"] for one in found))
 
