@@ -10,8 +10,8 @@ from pipeline import manifest
 from pipeline.at_once import answers, threads_for
 from pipeline.config import TrainConfig
 from pipeline.devices import check_device
-from pipeline.formats import DamagedRow, Wanted
-from pipeline.formats.registry import RESIDUAL
+from pipeline.formats import DamagedRow
+from pipeline.formats.registry import RESIDUAL, wanted_row
 from pipeline.layers import LayerIds
 from pipeline.model_info import ModelInfo, read_model, refuse_remote_code
 from pipeline.object_store.address import refuse_addresses, shown
@@ -149,14 +149,8 @@ def _row_lengths(config: TrainConfig, record: dict[str, Any]) -> dict[int, int]:
     indices = [index for index in range(int(record["counts"]["rows"])) if index not in left_out]
 
     def length_and_mask(index: int) -> tuple[int, list[int] | None] | DamagedRow | FileNotFoundError:
-        wanted = Wanted(
-            num_layers=len(record["layers"]["ids"]),
-            hidden_size=record["model"]["hidden_size"],
-            dtype=record.get("store_dtype", record["dtype"]),
-            header={"model_fingerprint": record["model"]["fingerprint"], "row": str(index)},
-        )
         try:
-            return store.check(index, wanted), store.tokens(index)[1]
+            return store.check(index, wanted_row(record, index)), store.tokens(index)[1]
         except (DamagedRow, FileNotFoundError) as damage:
             return damage
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pipeline import manifest
 from pipeline.at_once import answers, threads_for
 from pipeline.content_checks import fault_of_states
-from pipeline.formats import DamagedRow, Wanted
+from pipeline.formats import DamagedRow
 from pipeline.formats.content import check_content
-from pipeline.formats.registry import DEFAULT, RESIDUAL, get_format
+from pipeline.formats.registry import DEFAULT, get_format, wanted_row
 from pipeline.formats.stores import Located, RowStore
 from pipeline.prepared import PreparedFile
 from pipeline.progress import stage_progress
@@ -97,20 +97,12 @@ def _judged(
 def _check_row(
     store: RowStore, index: int, record: Mapping[str, Any], prepared: PreparedFile | None, content: bool
 ) -> int:
-    owner = {
-        "row": str(index),
-        "layer_ids": " ".join(map(str, record["layers"]["ids"])),
-        "layer_convention": record["layers"]["convention"],
-        "model_fingerprint": record["model"]["fingerprint"],
-    }
-    if record.get("last_state", RESIDUAL) != RESIDUAL:
-        owner["last_state"] = record["last_state"]
     ids = mask = None
     if prepared is not None and index < len(prepared):
         row = prepared[index]
         ids, mask = row.input_ids[: record.get("row_limit")], row.loss_mask[: record.get("row_limit")]
     width, hidden = len(record["layers"]["ids"]), record["model"]["hidden_size"]
-    tokens = store.check(index, Wanted(width, hidden, record.get("store_dtype", record["dtype"]), owner, ids, mask))
+    tokens = store.check(index, replace(wanted_row(record, index), token_ids=ids, loss_mask=mask))
     if content:
         stored = store.read_stored(index)
         check_content(stored)

@@ -7,6 +7,7 @@ turns three of them back and takes their mean: nothing has to be trained, and wh
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from pipeline.evaluation.held_out import HeldOut  # noqa: E402
 from pipeline.evaluation.report import JSON_NAME, PICTURE_NAME, TEXT_NAME  # noqa: E402
 from pipeline.evaluation.results import acceptance_in  # noqa: E402
 from pipeline.extract import extract  # noqa: E402
+from pipeline.formats.hs_safetensors import row_path  # noqa: E402
 from pipeline.model_info import read_model  # noqa: E402
 from pipeline.prepare import prepare  # noqa: E402
 from pipeline.serving.trained import manifest_of  # noqa: E402
@@ -229,6 +231,21 @@ def test_rows_that_were_trained_on_are_not_looked_at(place: Place) -> None:
         HeldOut(place.states, None)
     with pytest.raises(UsageError, match="other prepared data"):
         HeldOut(place.states, record | {"inputs": {"prepared_data": "x"}})
+
+
+def test_a_row_that_was_trained_on_is_not_looked_at_under_another_number(place: Place, tmp_path: Path) -> None:
+    record = manifest_of(place.training)
+    assert record is not None
+    held_out = HeldOut(place.states, record).rows
+    trained = next(index for index in HeldOut(place.states, record, "all").rows if index not in held_out)
+    states = tmp_path / "states"
+    shutil.copytree(place.states, states)
+    one, other = row_path(states, held_out[0]), row_path(states, trained)
+    kept = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(kept)
+    with pytest.raises(UsageError, match="a whole row"):
+        HeldOut(states, record)
 
 
 @pytest.mark.parametrize(

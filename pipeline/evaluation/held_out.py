@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline import manifest
 from pipeline.formats import DamagedRow
-from pipeline.formats.registry import NORMED, RESIDUAL, open_rows
+from pipeline.formats.registry import NORMED, RESIDUAL, open_rows, wanted_row
 from pipeline.layers import NATIVE, LayerIds
 from pipeline.model_info import ModelInfo
 from pipeline.reference import Reference
@@ -92,9 +92,11 @@ class HeldOut:
         """Tokens and mask of a row.
 
         Raises:
-            UsageError: it is missing or damaged.
+            UsageError: it is missing, damaged, or another row.
         """
         try:
+            # A row under another's number would be held out in its place.
+            self._store.check(index, wanted_row(self.record, index))
             tokens, mask = self._store.tokens(index)
         except (DamagedRow, FileNotFoundError) as error:
             raise UsageError(

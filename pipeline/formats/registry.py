@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.formats import float8, hs_safetensors, shards, sidecars, specforge, speculators_pt
+from pipeline.formats import Wanted, float8, hs_safetensors, shards, sidecars, specforge, speculators_pt
 from pipeline.formats.sidecars import Summary
 from pipeline.formats.stores import FileStore, Layout, RowStore
 from pipeline.layers import LayerIds
@@ -194,6 +194,20 @@ def open_rows(folder: Path, record: Mapping[str, Any]) -> RowStore:
     """
     form = get_format(record.get("format", DEFAULT), f"{folder}/manifest.json, format")
     return form.open(folder, record.get("rows_per_file", shards.ROWS_PER_FILE))
+
+
+def wanted_row(record: Mapping[str, Any], index: int) -> Wanted:
+    """What the row of this number has to be, by the manifest: sizes, and that it is this row of this model."""
+    header = {
+        "row": str(index),
+        "layer_ids": " ".join(map(str, record["layers"]["ids"])),
+        "layer_convention": record["layers"]["convention"],
+        "model_fingerprint": record["model"]["fingerprint"],
+    }
+    if record.get("last_state", RESIDUAL) != RESIDUAL:
+        header["last_state"] = record["last_state"]
+    dtype = record.get("store_dtype", record["dtype"])
+    return Wanted(len(record["layers"]["ids"]), record["model"]["hidden_size"], dtype, header)
 
 
 def recognised(folder: Path) -> list[Format]:
