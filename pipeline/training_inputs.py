@@ -62,7 +62,7 @@ def check_inputs(config: TrainConfig, lengths: dict[int, int] | None = None) -> 
         ("--save-steps", config.save_steps, 0),
         ("--val-steps", config.val_steps, 0),
         ("--patience", config.patience, 0),
-        ("--workers", config.workers, 0),
+        ("--workers", config.workers or 0, 0),
         ("--warmup-steps", config.warmup_steps or 0, 0),
     ):
         if value < low:

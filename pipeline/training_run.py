@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,15 @@ from pipeline.training_reports import EVENTS_FOLDER, PLOT_NAME, Events, plot
 from pipeline.training_stacking import stacking
 from pipeline.training_targets import teach_as_verifier
 from shims.errors import UsageError
+
+
+def readers(wanted: int | None, device: str) -> int:
+    """Processes that read rows ahead: as given, else some beside a GPU and none on a CPU."""
+    if wanted is not None:
+        return wanted
+    # Reading a large model's rows and adding noise takes a core about as long as a GPU trains on them.
+    mine = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    return min(4, max(0, mine - 1)) if device.startswith("cuda") else 0
 
 
 class Run:
@@ -141,7 +151,7 @@ class Run:
                 for number in range(config.accumulate)
             ]
             stream = BatchStream(
-                packed, samplers, workers=config.workers, pinned=self._device.startswith("cuda"),
+                packed, samplers, workers=readers(config.workers, self._device), pinned=self._device.startswith("cuda"),
                 before_step=None if part else self._before_step, after_step=None if part else self._after_step,
             )  # fmt: skip
             if not len(stream):

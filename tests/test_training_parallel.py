@@ -21,6 +21,7 @@ from pipeline.config import TrainConfig  # noqa: E402
 from pipeline.train import train  # noqa: E402
 from pipeline.training_metrics import read_metrics  # noqa: E402
 from pipeline.training_parallel import Ranks  # noqa: E402
+from pipeline.training_run import readers  # noqa: E402
 from pipeline.training_stacking import merged, stacking  # noqa: E402
 from shims.errors import UsageError  # noqa: E402
 
@@ -68,6 +69,18 @@ def test_each_process_has_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(UsageError, match="each process takes its own"):
         second.device("cuda:0")
     assert Ranks().device("auto") == "cuda" and Ranks().device("cuda:1") == "cuda:1"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "device", "processes", "found"),
+    [(None, "cpu", 1, 0), (None, "cuda", 1, 4), (None, "cuda:1", 8, 1), (None, "cuda:1", 16, 0), (6, "cpu", 1, 6)],
+)
+def test_rows_are_read_ahead_of_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, wanted: int | None, device: str, processes: int, found: int
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+    assert readers(wanted, device) == found
 
 
 @pytest.mark.parametrize("sharded", [False, True])

@@ -42,7 +42,9 @@ def train(
     dtype: Annotated[str, _option("To compute in: auto, float32 or bfloat16.")] = _DEFAULT["dtype"],
     draft_dtype: Annotated[str, _option("Of the published weights.")] = _DEFAULT["draft_dtype"],
     fsdp: Annotated[bool, _option("Under torchrun: spread the draft over the devices.")] = _DEFAULT["fsdp"],
-    workers: Annotated[int, _option("Processes that read rows ahead.")] = _DEFAULT["workers"],
+    workers: Annotated[
+        int | None, _option("Processes that read rows ahead, for each device (default: 4 beside a GPU, else 0).")
+    ] = None,
     ttt_steps: Annotated[int, _option("Draft tokens predicted in a chain.")] = _DEFAULT["ttt_steps"],
     ttt_step_loss_decay: Annotated[float, _option("Weight of each further draft token.")] = _DEFAULT[
         "ttt_step_loss_decay"
