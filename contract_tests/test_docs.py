@@ -9,6 +9,7 @@ import pytest
 
 from contract_tests import docs
 from contract_tests.acceptance_page import RESULTS
+from contract_tests.devices_page import RESULTS as DEVICES
 
 
 def test_generated_pages_are_fresh() -> None:
@@ -41,3 +42,14 @@ def test_the_draft_that_readme_speaks_of_is_the_recorded_one() -> None:
         if "exact" in (evaluations := json.loads(path.read_text(encoding="utf-8"))["evaluations"])
     ]
     assert exact and all(f"In float32 each of {asked} answers" in readme and same == asked for same, asked in exact)
+
+
+def test_several_devices_did_what_one_does() -> None:
+    runs = [json.loads(path.read_text(encoding="utf-8")) for path in DEVICES.glob("*.json")]
+    extracted = [model for run in runs for model in run.get("models", [])]
+    assert {"dense-8b", "kimi-int4"} <= {model["model"] for model in extracted}
+    for model in extracted:
+        assert not model["faults"] and model["killed"]["ended_after"] < 30, model
+        assert max(model[what]["worst_row"] for what in ("difference", "after_resume")) < model["difference"]["limit"]
+    several = [way for run in runs for name, way in run.get("runs", {}).items() if name != "one"]
+    assert several and all(way["worst_loss_difference"] < 1e-4 for way in several)
