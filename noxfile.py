@@ -190,9 +190,10 @@ def gate(session: nox.Session) -> None:
 
 @nox.session(name="bench-gate")
 def bench_gate(session: nox.Session) -> None:
-    """What a verdict on all releases costs, next to installing vLLM (`-- --install`: for real)."""
+    """What a verdict on all releases costs, next to installing vLLM (`-- --install`: for real); writes the page."""
     install_self(session, "uv", *READERS)
     session.run("python", "-m", "contract_tests.gate.bench", *session.posargs)
+    session.run("python", "-m", "contract_tests.docs")
 
 
 @nox.session

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from contract_tests import acceptance_page, devices_page
+from contract_tests import acceptance_page, devices_page, gate_page
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 
@@ -46,7 +46,8 @@ def render() -> str:
         for model in dict.fromkeys(row["model"] for row in run["rows"]):
             lines += ["", f"**{model}**", "", "| way | tokens/s | of plain |", "|---|---|---|"]
             lines += [_row(row) for row in run["rows"] if row["model"] == model]
-    return "\n".join([*lines, *devices_page.lines(), *acceptance_page.lines(), *_loaders(), ""])
+    parts = (devices_page.lines(), acceptance_page.lines(), _loaders(), gate_page.lines())
+    return "\n".join([*lines, *(line for part in parts for line in part), ""])
 
 
 def _loaders() -> list[str]:

@@ -1,8 +1,13 @@
-"""`python -m contract_tests.gate.bench`: what a verdict on all known releases costs, next to installing one vLLM."""
+"""`python -m contract_tests.gate.bench`: what a verdict on all known releases costs, next to installing one vLLM.
+
+The figures go into `benchmarks/results/gate/`, and from there into docs/performance.md.
+"""
 
 from __future__ import annotations
 
 import argparse
+import datetime
+import json
 import os
 import re
 import resource
@@ -11,9 +16,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from contract_tests.gate_page import RESULTS
 from shims.releases import known
 
 _GATE = (sys.executable, "-m", "contract_tests.gate", "all", "--format", "json")
@@ -78,7 +84,7 @@ def installed(uv: str) -> Cost:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print the figures; returns the exit code (1: the gate did not pass)."""
+    """Print the figures and write them; returns the exit code (1: the gate did not pass, and nothing is written)."""
     parser = argparse.ArgumentParser(prog="python -m contract_tests.gate.bench", description=__doc__)
     parser.add_argument(
         "--install", action="store_true", help="install vLLM for comparison (8 GB), not only resolve it"
@@ -89,18 +95,27 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"specshim gate all ({len(known())} releases)", flush=True)
         cold = measured(_GATE, cache, cache)
         print(f"  cold, from the index     {cold}", flush=True)
-        warm = measured(_GATE, cache)
+        warm, offline = measured(_GATE, cache), measured((*_GATE, "--offline"), cache)
         print(f"  warm                     {warm}")
-        print(f"  warm, --offline          {measured((*_GATE, '--offline'), cache)}", flush=True)
+        print(f"  warm, --offline          {offline}", flush=True)
+    costs = {"cold, from the index": cold, "warm": warm, "warm, `--offline`": offline}
     uv = shutil.which("uv")
     print("uv pip install vllm")
     if uv is None:
         print("  uv is not installed")
     elif options.install:
-        print(f"  real, without a cache    {installed(uv)}")
+        costs["`uv pip install vllm`, for comparison"] = real = installed(uv)
+        print(f"  real, without a cache    {real}")
     else:
         print(f"  --dry-run                {planned(uv)}")
-    return 1 if cold.code or warm.code else 0
+    if any(cost.code for cost in costs.values()):
+        return 1
+    today = datetime.date.today().isoformat()
+    found = {name: asdict(cost) for name, cost in costs.items()}
+    data = {"date": today, "cores": os.cpu_count(), "releases": len(known()), "costs": found}
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    (RESULTS / f"{today}.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    return 0
 
 
 if __name__ == "__main__":

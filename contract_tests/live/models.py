@@ -122,13 +122,18 @@ def _deepseek(**sizes: int) -> Any:
     )
 
 
-def save_deepseek(path: Path, layers: int, hidden: int, experts: int, dtype: str = "float32") -> None:
+# Eight devices can share it: a head each, and as much of an expert as the INT4 kernels take.
+_FOR_EIGHT: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 8, "moe_intermediate_size": 512}
+
+
+def save_deepseek(path: Path, layers: int, hidden: int, experts: int, dtype: str = "float32", **more: int) -> None:
     """A DeepSeek-V3 of these sizes, with wide weights, and its tokenizer."""
     import torch
 
     torch.manual_seed(0)
     sizes = {"num_hidden_layers": layers, "hidden_size": hidden, "n_routed_experts": experts}
-    model = _deepseek(**sizes, intermediate_size=2 * hidden, moe_intermediate_size=hidden // 2, n_group=1, topk_group=1)
+    sizes |= {"intermediate_size": 2 * hidden, "moe_intermediate_size": hidden // 2, "n_group": 1, "topk_group": 1}
+    model = _deepseek(**(sizes | more))
     _widen(model.to(torch.float32))
     model.to(getattr(torch, dtype)).save_pretrained(path)
     _tokenizer().save_pretrained(path)
@@ -175,9 +180,9 @@ def make(name: str, folder: Path) -> Path:
     if (path / "tokenizer.json").is_file():
         return path
     if name.startswith("kimi"):
-        text = folder / f"{name}-text"
-        save_deepseek(text, LAYERS, hidden=256, experts=8)
-        wrap(text, path, int4=name.endswith("int4"))
+        text, int4 = folder / f"{name}-text", name.endswith("int4")
+        save_deepseek(text, LAYERS, hidden=256, experts=8, **(_FOR_EIGHT if int4 else {}))
+        wrap(text, path, int4=int4)
         _tokenizer().save_pretrained(path)
         return path
     torch.manual_seed(0)
