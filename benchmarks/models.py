@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from contract_tests.live.kimi import QUANTIZATION
+
 _COMMON = {"bos_token_id": 1, "eos_token_id": 2, "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
 
 
@@ -89,12 +91,16 @@ _LATENT = {
     "rope_theta": 10000,
 }
 
+# Its experts as Kimi-K2.5 stores them; of their columns a power of two, which eight devices can share.
+_LATENT_INT4 = {**_LATENT, "moe_intermediate_size": 2048, "quantization_config": QUANTIZATION}
+
 SHAPES = {
     "tiny": Shape(_TINY, 64, 256, (2, 4, 5, 8), "float32"),
     "dense-8b": Shape(_DENSE_8B, 128, 2048, (3, 19, 34, 36), "bfloat16"),
     # As many tokens in the short rows of a chat: what a row costs by itself.
     "dense-8b-short": Shape(_DENSE_8B, 1024, 256, (3, 19, 34, 36), "bfloat16"),
     "latent-moe": Shape(_LATENT, 128, 2048, (2, 13, 24, 27), "bfloat16", cache_gib=4),
+    "latent-int4": Shape(_LATENT_INT4, 128, 2048, (2, 13, 24, 27), "bfloat16", cache_gib=4),
 }
 
 

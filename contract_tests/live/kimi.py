@@ -18,7 +18,7 @@ from typing import Any
 
 GROUP = 32  # weights that share a scale, as in Kimi-K2.5
 _ROUTED = re.compile(r"mlp\.experts\.\d+\.(gate|up|down)_proj\.weight$")
-_QUANTIZATION = {
+QUANTIZATION = {
     "quant_method": "compressed-tensors",
     "format": "pack-quantized",
     "quantization_status": "compressed",
@@ -73,7 +73,7 @@ def wrap(text_model: Path, folder: Path, int4: bool) -> None:
     save_file(weights, reference / "model.safetensors", metadata={"format": "pt"})
     save_file(packed, folder / "model.safetensors", metadata={"format": "pt"})
     if int4:
-        config["quantization_config"] = _QUANTIZATION
+        config["quantization_config"] = QUANTIZATION
     whole = {
         "architectures": ["KimiK25ForConditionalGeneration"],
         "model_type": "kimi_k25",
