@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import json
 import os
 import random
@@ -146,11 +147,11 @@ class Trial:
             run.process.kill()
             code = None
         seconds, said = time.monotonic() - killed, run.log.read_text(encoding="utf-8")
-        if seconds > ENDS_WITHIN or code != 1 or "wanted:" not in said:
-            self.faults.append(f"after the kill: exit code {code} in {seconds:.0f} s, and it said {said[-800:]}")
         lines = [line.strip() for line in said.splitlines()]
-        cause = next((line for line in reversed(lines) if line.startswith("found:")), "")
-        return {"ended_after": round(seconds, 1), "rows_kept": run.rows(), "cause": cause}
+        named = next((before for before, line in itertools.pairwise(lines) if line == "wanted: to stay alive"), "")
+        if seconds > ENDS_WITHIN or code != 1 or str(victims[0]) not in named:
+            self.faults.append(f"after the kill: exit code {code} in {seconds:.0f} s, and it said {said[-800:]}")
+        return {"ended_after": round(seconds, 1), "rows_kept": run.rows(), "named": named}
 
     def compare(self, one: Path, other: Path) -> dict[str, float]:
         """Relative differences of the same rows, and of most of their tokens."""

@@ -51,6 +51,11 @@ def told(folder: Path, longest: int = _LONGEST) -> str:
     return "\n".join(f"worker: {text}" for text in texts)
 
 
+def by_pid(folder: Path) -> set[int]:
+    """The processes that wrote something."""
+    return {int(path.stem) for path in folder.glob("*.txt")}
+
+
 def described(error: BaseException, folder: Path, longest: int = _LONGEST) -> str:
     """The parent's error with its type, never empty, and what the workers wrote (see `told`)."""
     worker = told(folder, longest)

@@ -7,7 +7,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,7 +17,7 @@ from shims.behaviours import failures
 from shims.behaviours.generator import worker_receipts
 from shims.direct.agreement import require_agreement
 from shims.direct.text_only import text_only
-from shims.direct.watch import watched
+from shims.direct.watch import died, lost, watched
 from shims.errors import SinkError, SpecshimError, UsageError, WrongStatesError
 from shims.guardian import guarding
 from shims.precision import keep_float32
@@ -100,7 +100,8 @@ class DirectEngine:
         replies = self._llm.collective_rpc("specshim_open", args=(options.sink, options.sink_settings))
         self.workers: list[dict[str, Any]] = replies
         worker_receipts[:] = replies
-        self._pids = [reply["pid"] for reply in replies]
+        ranks = {reply["pid"]: reply["rank"] for reply in replies}
+        self._names = {pid: f"vLLM's worker of rank {rank}, process {pid}" for pid, rank in ranks.items()}
 
     def run(self, rows: Iterable[tuple[str, Sequence[int]]]) -> Iterator[Settled]:
         """Prefill rows in the engine's own order; ends when all of them are settled.
@@ -117,7 +118,7 @@ class DirectEngine:
             SinkError: a row could not be stored. Rows told before are durable.
             SpecshimError: the engine failed; likewise.
         """
-        with watched(self._pids), _told(Path(self._words.name)):
+        with watched(self._names) as first, _told(Path(self._words.name), self._names, first):
             yield from self._run(iter(rows))
 
     def _run(self, rows: Iterator[tuple[str, Sequence[int]]]) -> Iterator[Settled]:
@@ -266,13 +267,23 @@ def _quiet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _told(words: Path) -> Iterator[None]:
-    """vLLM's own failures, with a type, a text, what its workers wrote, and the next step."""
+def _told(words: Path, names: Mapping[int, str], first: Sequence[int]) -> Iterator[None]:
+    """vLLM's own failures, with a type, a text, what its workers wrote, and the next step.
+
+    Args:
+        names: what the workers are, by pid.
+        first: pids of those that were found dead first.
+    """
     try:
         yield
     except (SpecshimError, GeneratorExit, KeyboardInterrupt):
         raise
     except Exception as error:
+        spoke, gone = failures.by_pid(words), list(first) or died(names)
+        if gone and not spoke & set(gone):
+            # Of a killed worker vLLM says that a wait was cancelled; the others, that a connection broke.
+            others = failures.told(words, _AMID_A_RUN) if spoke & set(names) else ""
+            raise lost((names[pid] for pid in gone), others) from error
         raise SpecshimError(
             "vLLM engine",
             "to prefill the rows",

@@ -10,13 +10,13 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from shims.errors import SpecshimError
 
-_EVERY = 0.5  # seconds between two looks
+_EVERY = 0.1  # seconds between two looks: of several that end, the first is the cause
 _GRACE = 10.0  # seconds in which vLLM may say more about it than we can
 
 
@@ -24,7 +24,23 @@ class EngineDied(SpecshimError):
     """A process of the engine is gone."""
 
 
-def died(pids: Sequence[int]) -> list[int]:
+def lost(names: Iterable[str], words: str = "") -> EngineDied:
+    """The error for processes that ended and left no failure of their own.
+
+    Args:
+        names: what they are.
+        words: what others wrote about it.
+    """
+    return EngineDied(
+        ", ".join(names),
+        "to stay alive",
+        "it ended without a word (killed from outside, or by the kernel for memory: see dmesg)"
+        f"{words and chr(10)}{words}",
+        "repeat the command: finished rows are kept, and it goes on from there",
+    )
+
+
+def died(pids: Iterable[int]) -> list[int]:
     """Those of the processes that have ended (a child nobody waited for among them)."""
     return [pid for pid in pids if _state(pid) in ("Z", "X", "")]
 
@@ -37,32 +53,30 @@ def _state(pid: int) -> str:
 
 
 @contextmanager
-def watched(pids: Sequence[int]) -> Iterator[None]:
+def watched(names: Mapping[int, str]) -> Iterator[list[int]]:
     """In this context (main thread), the death of one of the processes raises `EngineDied`.
 
     Args:
-        pids: processes of the engine, on this machine.
+        names: what the engine's processes on this machine are, by pid.
+
+    Yields:
+        A list, empty as long as all of them live; then those that were found dead first. vLLM ends the others.
     """
     usable = (
         sys.platform == "linux" and threading.current_thread() is threading.main_thread() and not died([os.getpid()])
     )
-    if not usable or os.getpid() in pids:
-        yield
+    found: list[int] = []
+    if not usable or os.getpid() in names:
+        yield found
         return
     stop, main = threading.Event(), threading.main_thread().ident
-    found: list[int] = []
 
     def interrupt(signum: int, frame: object) -> None:
-        raise EngineDied(
-            f"engine process {', '.join(map(str, found))}",
-            "to stay alive",
-            "it ended without a word (killed from outside, or by the kernel for memory: see dmesg)",
-            "repeat the command: finished rows are kept, and it goes on from there",
-        )
+        raise lost(names[pid] for pid in found)
 
     def look() -> None:
         while not stop.wait(_EVERY):
-            found[:] = died(pids)
+            found[:] = died(names)
             if found and not stop.wait(_GRACE) and main is not None:
                 signal.pthread_kill(main, signal.SIGUSR1)
                 return
@@ -71,7 +85,7 @@ def watched(pids: Sequence[int]) -> Iterator[None]:
     thread = threading.Thread(target=look, name="specshim-watch", daemon=True)
     thread.start()
     try:
-        yield
+        yield found
     finally:
         stop.set()
         thread.join()
