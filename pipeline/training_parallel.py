@@ -111,8 +111,10 @@ class joined:
             dist.init_process_group("nccl" if self._device.startswith("cuda") else "gloo")
         return self._ranks
 
-    def __exit__(self, *_error: object) -> None:
-        if self._ranks.size > 1:
+    def __exit__(self, kind: object, *_error: object) -> None:
+        # NCCL's end waits for every process, and the others wait for this one in the training: only its exit, which
+        # torchrun sees, ends them. https://github.com/pytorch/torchtitan/pull/1342
+        if self._ranks.size > 1 and kind is None:
             import torch.distributed as dist
 
             dist.destroy_process_group()

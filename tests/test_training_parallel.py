@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -20,7 +21,7 @@ pytest.importorskip("speculators")
 from pipeline.config import TrainConfig  # noqa: E402
 from pipeline.train import train  # noqa: E402
 from pipeline.training_metrics import read_metrics  # noqa: E402
-from pipeline.training_parallel import Ranks  # noqa: E402
+from pipeline.training_parallel import Ranks, joined  # noqa: E402
 from pipeline.training_run import readers  # noqa: E402
 from pipeline.training_stacking import merged, stacking  # noqa: E402
 from shims.errors import UsageError  # noqa: E402
@@ -69,6 +70,18 @@ def test_each_process_has_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(UsageError, match="each process takes its own"):
         second.device("cuda:0")
     assert Ranks().device("auto") == "cuda" and Ranks().device("cuda:1") == "cuda:1"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_process_that_fails_does_not_wait_for_the_others(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    # NCCL's destroy_process_group returns when every process has called it; the others are in the training.
+    ended = list[bool]()
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda backend: None)
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: ended.append(True))
+    with contextlib.suppress(UsageError), joined(Ranks(rank=0, size=2), "cpu"):
+        if fails:
+            raise UsageError("--lr", "1", "2", "repeat")
+    assert ended == ([] if fails else [True])
 
 
 @pytest.mark.parametrize(
