@@ -21,6 +21,7 @@ pytest.importorskip("speculators")
 pytest.importorskip("transformers")
 pytest.importorskip("datasets")
 
+from pipeline import evaluate as evaluate_module  # noqa: E402
 from pipeline import extract as extract_module  # noqa: E402
 from pipeline import manifest  # noqa: E402
 from pipeline.__main__ import main  # noqa: E402
@@ -28,7 +29,8 @@ from pipeline.config import EvaluateConfig, ExtractConfig, PrepareConfig, VocabC
 from pipeline.evaluate import evaluate  # noqa: E402
 from pipeline.evaluation.held_out import HeldOut  # noqa: E402
 from pipeline.evaluation.report import JSON_NAME, PICTURE_NAME, TEXT_NAME  # noqa: E402
-from pipeline.evaluation.results import acceptance_in  # noqa: E402
+from pipeline.evaluation.request import DRAFT, NONE, EngineAnswer  # noqa: E402
+from pipeline.evaluation.results import REPLAY, acceptance_in  # noqa: E402
 from pipeline.extract import extract  # noqa: E402
 from pipeline.formats.hs_safetensors import row_path  # noqa: E402
 from pipeline.model_info import read_model  # noqa: E402
@@ -271,6 +273,31 @@ def test_options_that_make_no_sense_are_refused_before_anything_loads(
         evaluate(place.config("never", **options))
     assert word in str(refused.value)
     assert not (place.root / "never").exists()
+
+
+def test_a_verifier_too_large_for_one_gpu_costs_its_own_part_alone(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    freed = list[bool]()
+
+    def too_large(*_given: Any, **_options: Any) -> Any:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore words")
+
+    def served(task: Any, results: Any, drafts: Any) -> list[list[int]]:
+        assert freed == [True], "the engines need the memory that the teacher-forced part had"
+        results.engines |= {kind: EngineAnswer(kind, [[4, 5]], 1.0) for kind in (NONE, DRAFT)}
+        return [[1, 2, 3]]
+
+    monkeypatch.setattr("pipeline.evaluation.task.installed", lambda package: None)
+    monkeypatch.setattr(evaluate_module, "serve", served)
+    monkeypatch.setattr("pipeline.evaluation.texts._free_memory", lambda task: freed.append(True))
+    monkeypatch.setattr("pipeline.evaluation.held_out.Reference", too_large)
+    results = evaluate(place.config("large", serve=True))
+    assert results.not_run[REPLAY] == "CUDA out of memory. Tried to allocate 2 GiB."
+    assert results.teacher_forced and (place.root / "large" / TEXT_NAME).is_file()
+    monkeypatch.setattr("pipeline.evaluation.draft_model.load_draft", too_large)
+    with pytest.raises(SpecshimError, match="give --device cpu"):
+        evaluate(place.config("larger"))
 
 
 def test_another_release_than_the_one_that_would_serve_is_refused(
