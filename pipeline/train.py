@@ -72,7 +72,7 @@ def train(config: TrainConfig) -> Trained:
     ranks = ranks_of_environment()
     if ranks.size == 1:
         data = check_inputs(config)
-        with exclusive(config.output_dir):
+        with joined(ranks, config.device), exclusive(config.output_dir):
             return _train(config, data, ranks, config.device)
     # The first process looks at the rows and holds the folder; the others take its word.
     console.quiet = not ranks.first

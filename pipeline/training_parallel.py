@@ -96,18 +96,23 @@ def ranks_of_environment() -> Ranks:
 
 
 class joined:
-    """The processes' group while the block runs: NCCL between GPUs, gloo between CPUs; nothing for one process."""
+    """The processes' group while the block runs: NCCL between GPUs, gloo between CPUs; none for one process.
+
+    A GPU that is named is the current one from then on, as pinned memory and timers have no other: one process, too,
+    would otherwise be on the first GPU beside its own.
+    """
 
     def __init__(self, ranks: Ranks, device: str) -> None:
         self._ranks, self._device = ranks, device
 
     def __enter__(self) -> Ranks:
-        if self._ranks.size > 1:
+        if self._device.startswith("cuda:"):
             import torch
+
+            torch.cuda.set_device(torch.device(self._device))
+        if self._ranks.size > 1:
             import torch.distributed as dist
 
-            if self._device.startswith("cuda"):
-                torch.cuda.set_device(torch.device(self._device))
             dist.init_process_group("nccl" if self._device.startswith("cuda") else "gloo")
         return self._ranks
 

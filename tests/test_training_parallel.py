@@ -18,6 +18,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("safetensors")
 pytest.importorskip("speculators")
 
+from pipeline import train as train_module  # noqa: E402
 from pipeline.config import TrainConfig  # noqa: E402
 from pipeline.train import train  # noqa: E402
 from pipeline.training_metrics import read_metrics  # noqa: E402
@@ -70,6 +71,17 @@ def test_each_process_has_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(UsageError, match="each process takes its own"):
         second.device("cuda:0")
     assert Ranks().device("auto") == "cuda" and Ranks().device("cuda:1") == "cuda:1"
+
+
+@pytest.mark.parametrize(("device", "current"), [("cuda:1", ["cuda:1"]), ("cuda", []), ("auto", []), ("cpu", [])])
+def test_a_gpu_that_is_named_is_the_current_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, current: list[str]
+) -> None:
+    found = list[str]()
+    monkeypatch.setattr(torch.cuda, "set_device", lambda named: found.append(str(named)))
+    monkeypatch.setattr(train_module, "check_inputs", lambda config: None)
+    monkeypatch.setattr(train_module, "_train", lambda *given: list(found))
+    assert train(TrainConfig(tmp_path, tmp_path, "model", tmp_path / "draft", device=device)) == current
 
 
 @pytest.mark.parametrize("fails", [False, True])
