@@ -17,7 +17,7 @@ from shims.errors import SpecshimError
 
 Batch = dict[str, Any]
 _ERROR = "error"
-_AHEAD = 2
+AHEAD = 2
 """Batches that each process which reads ahead has ready."""
 
 
@@ -220,7 +220,7 @@ class BatchStream:
             batch_size=None,
             num_workers=self._workers,
             pin_memory=self._pinned,
-            prefetch_factor=_AHEAD if self._workers else None,
+            prefetch_factor=AHEAD if self._workers else None,
             worker_init_fn=_begin_reading,
         )
         for batch in loader:

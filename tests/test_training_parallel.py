@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -97,15 +98,23 @@ def test_a_process_that_fails_does_not_wait_for_the_others(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("wanted", "device", "processes", "found"),
-    [(None, "cpu", 1, 0), (None, "cuda", 1, 4), (None, "cuda:1", 8, 1), (None, "cuda:1", 16, 0), (6, "cpu", 1, 6)],
+    ("wanted", "device", "processes", "shared", "found"),
+    [
+        (None, "cpu", 1, 1 << 30, 0),
+        (None, "cuda", 1, 1 << 30, 4),
+        (None, "cuda:1", 8, 1 << 30, 1),
+        (None, "cuda:1", 16, 1 << 30, 0),
+        (None, "cuda:1", 2, 64 << 20, 2),  # as a container has it: 16 batches, for 2 processes with 2 streams each
+        (6, "cpu", 1, 64 << 20, 6),
+    ],
 )
 def test_rows_are_read_ahead_of_a_gpu(
-    monkeypatch: pytest.MonkeyPatch, wanted: int | None, device: str, processes: int, found: int
+    monkeypatch: pytest.MonkeyPatch, wanted: int | None, device: str, processes: int, shared: int, found: int
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 16)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
-    assert readers(wanted, device) == found
+    monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=shared))
+    assert readers(wanted, device, batch_bytes=4 << 20) == found
 
 
 @pytest.mark.parametrize("sharded", [False, True])
