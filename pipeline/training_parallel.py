@@ -8,12 +8,16 @@ several devices differs from release to release, needs an accelerator, and in 0.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pipeline.devices import device_type
 from shims.errors import UsageError
+
+_HERE = "specshim/first"
+_EVERY = 0.5  # seconds between two looks
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,18 @@ class Ranks:
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value)
         return values
+
+    def wait_for_first(self) -> None:
+        """Until the first process is here, however long that takes: collectives give up after some minutes."""
+        if self.size == 1:
+            return
+        from torch.distributed.distributed_c10d import _get_default_store
+
+        store = _get_default_store()
+        if self.first:
+            store.set(_HERE, "")
+        while not store.check([_HERE]):
+            time.sleep(_EVERY)
 
     def wait(self) -> None:
         """Until every process is here."""

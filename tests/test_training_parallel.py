@@ -64,6 +64,36 @@ def test_two_processes_train_as_one_with_two_batches(tmp_path: Path) -> None:
         assert torch.allclose(two[name].float(), value.float(), atol=2e-2), name
 
 
+SLOW = """
+import datetime, functools, time
+from pathlib import Path
+from types import SimpleNamespace
+import torch.distributed as dist
+from pipeline import train as training
+from pipeline.config import TrainConfig
+
+def looked_at(config, lengths=None):
+    if lengths is None:
+        time.sleep(6)
+    return SimpleNamespace(lengths=lengths or {7: 11})
+
+dist.init_process_group = functools.partial(dist.init_process_group, timeout=datetime.timedelta(seconds=3))
+training.check_inputs = looked_at
+training._train = lambda config, data, ranks, device: print(f"rank {ranks.rank} has {data.lengths}\\n", end="")
+training.train(TrainConfig(Path("x"), Path("x"), "x", Path("out"), device="cpu"))
+"""
+
+
+def test_the_others_wait_while_the_first_looks_at_the_rows(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "slow.py"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-4000:]
+    said = sorted(line for line in done.stdout.splitlines() if line.startswith("rank "))
+    assert said == ["rank 0 has {7: 11}", "rank 1 has {7: 11}"]
+
+
 def test_each_process_has_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     second = Ranks(rank=1, size=2, local=1)
@@ -72,6 +102,15 @@ def test_each_process_has_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(UsageError, match="each process takes its own"):
         second.device("cuda:0")
     assert Ranks().device("auto") == "cuda" and Ranks().device("cuda:1") == "cuda:1"
+
+
+def test_more_processes_than_devices_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for name, value in (("RANK", "2"), ("LOCAL_RANK", "2"), ("WORLD_SIZE", "3")):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match="it has 2 of them"):
+        train(TrainConfig(tmp_path, tmp_path, "model", tmp_path / "draft"))
 
 
 @pytest.mark.parametrize(("device", "current"), [("cuda:1", ["cuda:1"]), ("cuda", []), ("auto", []), ("cpu", [])])
