@@ -7,9 +7,10 @@ several devices differs from release to release, needs an accelerator, and in 0.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -159,7 +160,7 @@ def sharding(trainer_class: Any, dtype: Any) -> Any:
     It does so where its base has looked at the draft and put it on its device, before the optimizer is made.
 
     Args:
-        dtype: to compute in, where the release can be told.
+        dtype: to compute in.
     """
     import inspect
 
@@ -169,14 +170,28 @@ def sharding(trainer_class: Any, dtype: Any) -> Any:
         from speculators.train.utils import apply_fully_sharded
 
     takes_dtype = "param_dtype" in inspect.signature(apply_fully_sharded).parameters
-    options = {"param_dtype": dtype} if takes_dtype else {}
 
     class ShardingTrainer(trainer_class):  # type: ignore[misc]
         def setup_model(self) -> None:
             super().setup_model()
-            apply_fully_sharded(self.model, **options)
+            if takes_dtype:
+                apply_fully_sharded(self.model, param_dtype=dtype)
+                return
+            with _computing_in(inspect.getmodule(apply_fully_sharded), dtype):
+                apply_fully_sharded(self.model)
 
     return ShardingTrainer
+
+
+@contextlib.contextmanager
+def _computing_in(module: Any, dtype: Any) -> Iterator[None]:
+    """Let 0.5 and 0.6 shard for another type than the bfloat16 that is written in their function."""
+    policy = module.MixedPrecisionPolicy
+    module.MixedPrecisionPolicy = lambda **given: policy(**{**given, "param_dtype": dtype})
+    try:
+        yield
+    finally:
+        module.MixedPrecisionPolicy = policy
 
 
 def whole_state(draft: Any, is_sharded: bool) -> dict[str, Any]:

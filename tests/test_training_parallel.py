@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import os
 import subprocess
@@ -23,10 +24,15 @@ from pipeline import train as train_module  # noqa: E402
 from pipeline.config import TrainConfig  # noqa: E402
 from pipeline.train import train  # noqa: E402
 from pipeline.training_metrics import read_metrics  # noqa: E402
-from pipeline.training_parallel import Ranks, joined  # noqa: E402
+from pipeline.training_parallel import Ranks, joined, sharding  # noqa: E402
 from pipeline.training_run import readers  # noqa: E402
 from pipeline.training_stacking import merged, stacking  # noqa: E402
 from shims.errors import UsageError  # noqa: E402
+
+try:
+    from speculators.train.distributed import apply_fully_sharded
+except ImportError:
+    from speculators.train.utils import apply_fully_sharded
 
 SETTINGS: dict[str, Any] = {"epochs": 4, "lr": 3e-3, "max_seq_len": 128, "ttt_steps": 2, "val_share": 0.3}
 
@@ -154,6 +160,20 @@ def test_rows_are_read_ahead_of_a_gpu(
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
     monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=shared))
     assert readers(wanted, device, batch_bytes=4 << 20) == found
+
+
+def test_a_sharded_draft_computes_in_the_type_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Trainer:
+        model = torch.nn.Module()
+
+        def setup_model(self) -> None:
+            self.model.layers = torch.nn.ModuleList([torch.nn.Linear(2, 2)])
+
+    found = list[Any]()
+    module = inspect.getmodule(apply_fully_sharded)
+    monkeypatch.setattr(module, "fully_shard", lambda part, mp_policy=None: found.append(mp_policy))
+    sharding(Trainer, torch.float32)().setup_model()
+    assert [policy.param_dtype for policy in found if policy] == [torch.float32] * sum(map(bool, found)) != []
 
 
 @pytest.mark.parametrize("sharded", [False, True])
