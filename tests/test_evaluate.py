@@ -7,7 +7,11 @@ turns three of them back and takes their mean: nothing has to be trained, and wh
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
+import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +31,7 @@ from pipeline import manifest  # noqa: E402
 from pipeline.__main__ import main  # noqa: E402
 from pipeline.config import EvaluateConfig, ExtractConfig, PrepareConfig, VocabConfig  # noqa: E402
 from pipeline.evaluate import evaluate  # noqa: E402
+from pipeline.evaluation import serving  # noqa: E402
 from pipeline.evaluation.held_out import HeldOut  # noqa: E402
 from pipeline.evaluation.report import JSON_NAME, PICTURE_NAME, TEXT_NAME  # noqa: E402
 from pipeline.evaluation.request import DRAFT, NONE, EngineAnswer  # noqa: E402
@@ -38,6 +43,7 @@ from pipeline.prepare import prepare  # noqa: E402
 from pipeline.serving.trained import manifest_of  # noqa: E402
 from pipeline.vocab import build_vocab, load_mapping  # noqa: E402
 from shims.errors import SpecshimError, UsageError  # noqa: E402
+from shims.guardian import identity  # noqa: E402
 
 LAYERS, HIDDEN, DRAFT_VOCAB, RELEASE = 8, 32, 20, "0.31.0"
 RIGHT, SHIFTED = (2, 4, 5), (3, 5, 6)
@@ -306,6 +312,25 @@ def test_another_release_than_the_one_that_would_serve_is_refused(
     monkeypatch.setattr("pipeline.evaluation.task.installed", lambda package: "0.32.0+cpu")
     with pytest.raises(UsageError, match="leave it out, or add --no-serve"):
         evaluate(place.config("never", serve=True))
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+def test_what_a_crashed_engine_leaves_behind_is_ended(tmp_path: Path) -> None:
+    crash = (
+        "import os, signal, subprocess, sys\n"
+        "left = subprocess.Popen(['sleep', '100'])\n"
+        "print(left.pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGSEGV)"
+    )
+    with (tmp_path / "log").open("w") as log:
+        assert serving._run([sys.executable, "-c", crash], log) == -signal.SIGSEGV
+    left, ends = int((tmp_path / "log").read_text()), time.monotonic() + 5
+    while identity(left) and time.monotonic() < ends:
+        time.sleep(0.05)
+    alive = identity(left)
+    if alive:
+        os.kill(left, signal.SIGKILL)
+    assert not alive
 
 
 @pytest.mark.live
