@@ -18,6 +18,13 @@ _NAME = ".lock"
 # Held for the moment in which a process takes its locks: another one that takes its own at the same moment
 # would else see what is held for that moment only.
 _ENTRY = ".lock-entry"
+_open_files: set[IO[str]] = set()
+
+
+def leave_to_parent() -> None:
+    """Hold none of the locks in this forked process, which writes nothing and may outlive its parent by seconds."""
+    for file in list(_open_files):
+        file.close()
 
 
 @contextlib.contextmanager
@@ -159,7 +166,17 @@ def _in_use(folder: Path, handle: IO[str], next_step: str) -> UsageError:
     )
 
 
-def _open(folder: Path, name: str) -> IO[str]:
+@contextlib.contextmanager
+def _open(folder: Path, name: str) -> Iterator[IO[str]]:
+    with _opened(folder, name) as file:
+        _open_files.add(file)
+        try:
+            yield file
+        finally:
+            _open_files.discard(file)
+
+
+def _opened(folder: Path, name: str) -> IO[str]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         return (folder / name).open("a+", encoding="utf-8")

@@ -14,6 +14,7 @@ import shims
 from pipeline import manifest
 from pipeline import training_checkpoint as checkpoints
 from pipeline.config import TrainConfig
+from pipeline.devices import check_device
 from pipeline.lock import exclusive
 from pipeline.progress import console
 from pipeline.training_checkpoint import DRAFT_NAME, METRICS_NAME
@@ -72,13 +73,16 @@ def train(config: TrainConfig) -> Trained:
     ranks = ranks_of_environment()
     if ranks.size == 1:
         data = check_inputs(config)
-        with exclusive(config.output_dir):
+        with joined(ranks, config.device), exclusive(config.output_dir):
             return _train(config, data, ranks, config.device)
     # The first process looks at the rows and holds the folder; the others take its word.
     console.quiet = not ranks.first
     device = ranks.device(config.device)
-    first = check_inputs(config) if ranks.first else None
+    check_device("--device", device)
     with joined(ranks, device):
+        first = check_inputs(config) if ranks.first else None
+        # Looking at millions of rows takes longer than NCCL waits.
+        ranks.wait_for_first()
         lengths = ranks.told(None if first is None else first.lengths)
         data = first or check_inputs(config, lengths)
         if not ranks.first:

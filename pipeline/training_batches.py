@@ -11,11 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from pipeline.formats.stores import Remote, RowStore
+from pipeline.lock import leave_to_parent
 from pipeline.training_series import Series
 from shims.errors import SpecshimError
 
 Batch = dict[str, Any]
 _ERROR = "error"
+AHEAD = 2
+"""Batches that each process which reads ahead has ready."""
 
 
 class PackedRows:
@@ -154,6 +157,10 @@ def _document_ids(extents: Sequence[int], total: int) -> Any:
     return ids
 
 
+def _begin_reading(_worker: int) -> None:
+    leave_to_parent()
+
+
 class BatchStream:
     """What speculators' trainer takes for its data loader: one epoch at a time, from any batch on.
 
@@ -213,7 +220,8 @@ class BatchStream:
             batch_size=None,
             num_workers=self._workers,
             pin_memory=self._pinned,
-            prefetch_factor=2 if self._workers else None,
+            prefetch_factor=AHEAD if self._workers else None,
+            worker_init_fn=_begin_reading,
         )
         for batch in loader:
             if not self._workers and done + 1 < len(groups):

@@ -138,8 +138,9 @@ def set_random_state(state: dict[str, Any]) -> None:
     import torch
 
     torch.set_rng_state(state["torch"])
-    if state["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"])
+    # It may go on where there are fewer devices.
+    devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    torch.cuda.set_rng_state_all(state["cuda"][:devices])
     kind, numbers, gauss = state["python"]
     random.setstate((kind, tuple(numbers), gauss))
 

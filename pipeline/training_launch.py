@@ -8,6 +8,7 @@ from its last checkpoint. Data, vocabulary, model and output folder have to be o
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import socket
 import subprocess
@@ -19,10 +20,12 @@ from typing import Any, NoReturn
 
 from pipeline.replicas.ray_cluster import connected
 from shims.errors import SpecshimError, UsageError
+from shims.guardian import guarding
 
 TORCHRUN, RAY_TRAIN = "torchrun", "ray"
 _FLAG = "--nnodes"
 _PORT = 29500
+_ENDING = 40.0  # seconds; torchrun gives its processes 30
 PROGRAM = ("-m", "pipeline", "train")
 
 
@@ -107,7 +110,7 @@ def launch(arguments: Sequence[str], program: Sequence[str] = PROGRAM) -> None:
     if how.launcher == RAY_TRAIN:
         _with_ray_train(how, [*program, *rest])
         return
-    code = subprocess.run(torchrun(how, [*program, *rest])).returncode
+    code = _ended(torchrun(how, [*program, *rest]))
     if code:
         raise SpecshimError(
             f"torchrun, {how.nproc_per_node} processes on this machine",
@@ -116,6 +119,22 @@ def launch(arguments: Sequence[str], program: Sequence[str] = PROGRAM) -> None:
             "the cause is above, in the words of the process that failed first; the same command on each machine "
             "goes on from the last checkpoint",
         )
+
+
+def _ended(command: Sequence[str]) -> int:
+    """Run torchrun to its end; when this process is asked to end, or is killed, the training's processes end, too.
+
+    They have sessions of their own, and torchrun does nothing for them when it is killed: it has to be asked.
+    """
+    with guarding(), subprocess.Popen(command, start_new_session=True) as process:
+        try:
+            return process.wait()
+        except BaseException:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_ENDING)
+            process.kill()
+            raise
 
 
 def torchrun(how: Launch, program: Sequence[str]) -> list[str]:
@@ -194,7 +213,9 @@ def _run_process(config: dict[str, Any]) -> None:
         "MASTER_ADDR": str(host),
         "MASTER_PORT": str(port),
     }
-    code = subprocess.run([sys.executable, *config["program"]], env=environment, cwd=config["folder"]).returncode
+    # Ray may kill this process: what it left behind would wait for the others, with the folder's lock in hand.
+    with guarding():
+        code = subprocess.run([sys.executable, *config["program"]], env=environment, cwd=config["folder"]).returncode
     if code:
         raise RuntimeError(f"rank {environment['RANK']} ended with exit code {code}; what it said is above")
 

@@ -7,13 +7,18 @@ several devices differs from release to release, needs an accelerator, and in 0.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pipeline.devices import device_type
 from shims.errors import UsageError
+
+_HERE = "specshim/first"
+_EVERY = 0.5  # seconds between two looks
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,18 @@ class Ranks:
         dist.all_gather_object(values, value)
         return values
 
+    def wait_for_first(self) -> None:
+        """Until the first process is here, however long that takes: collectives give up after some minutes."""
+        if self.size == 1:
+            return
+        from torch.distributed.distributed_c10d import _get_default_store
+
+        store = _get_default_store()
+        if self.first:
+            store.set(_HERE, "")
+        while not store.check([_HERE]):
+            time.sleep(_EVERY)
+
     def wait(self) -> None:
         """Until every process is here."""
         if self.size > 1:
@@ -96,23 +113,30 @@ def ranks_of_environment() -> Ranks:
 
 
 class joined:
-    """The processes' group while the block runs: NCCL between GPUs, gloo between CPUs; nothing for one process."""
+    """The processes' group while the block runs: NCCL between GPUs, gloo between CPUs; none for one process.
+
+    A GPU that is named is the current one from then on, as pinned memory and timers have no other: one process, too,
+    would otherwise be on the first GPU beside its own.
+    """
 
     def __init__(self, ranks: Ranks, device: str) -> None:
         self._ranks, self._device = ranks, device
 
     def __enter__(self) -> Ranks:
-        if self._ranks.size > 1:
+        if self._device.startswith("cuda:"):
             import torch
+
+            torch.cuda.set_device(torch.device(self._device))
+        if self._ranks.size > 1:
             import torch.distributed as dist
 
-            if self._device.startswith("cuda"):
-                torch.cuda.set_device(torch.device(self._device))
             dist.init_process_group("nccl" if self._device.startswith("cuda") else "gloo")
         return self._ranks
 
-    def __exit__(self, *_error: object) -> None:
-        if self._ranks.size > 1:
+    def __exit__(self, kind: object, *_error: object) -> None:
+        # NCCL's end waits for every process, and the others wait for this one in the training: only its exit, which
+        # torchrun sees, ends them. https://github.com/pytorch/torchtitan/pull/1342
+        if self._ranks.size > 1 and kind is None:
             import torch.distributed as dist
 
             dist.destroy_process_group()
@@ -136,7 +160,7 @@ def sharding(trainer_class: Any, dtype: Any) -> Any:
     It does so where its base has looked at the draft and put it on its device, before the optimizer is made.
 
     Args:
-        dtype: to compute in, where the release can be told.
+        dtype: to compute in.
     """
     import inspect
 
@@ -146,14 +170,28 @@ def sharding(trainer_class: Any, dtype: Any) -> Any:
         from speculators.train.utils import apply_fully_sharded
 
     takes_dtype = "param_dtype" in inspect.signature(apply_fully_sharded).parameters
-    options = {"param_dtype": dtype} if takes_dtype else {}
 
     class ShardingTrainer(trainer_class):  # type: ignore[misc]
         def setup_model(self) -> None:
             super().setup_model()
-            apply_fully_sharded(self.model, **options)
+            if takes_dtype:
+                apply_fully_sharded(self.model, param_dtype=dtype)
+                return
+            with _computing_in(inspect.getmodule(apply_fully_sharded), dtype):
+                apply_fully_sharded(self.model)
 
     return ShardingTrainer
+
+
+@contextlib.contextmanager
+def _computing_in(module: Any, dtype: Any) -> Iterator[None]:
+    """Let 0.5 and 0.6 shard for another type than the bfloat16 that is written in their function."""
+    policy = module.MixedPrecisionPolicy
+    module.MixedPrecisionPolicy = lambda **given: policy(**{**given, "param_dtype": dtype})
+    try:
+        yield
+    finally:
+        module.MixedPrecisionPolicy = policy
 
 
 def whole_state(draft: Any, is_sharded: bool) -> dict[str, Any]:

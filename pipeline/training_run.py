@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from pipeline.object_store.keeping import kept_rows
 from pipeline.places import open_data
 from pipeline.progress import console, stage_progress
 from pipeline.training_attention import DENSE_ATTENTION, choose_attention
-from pipeline.training_batches import BatchStream, PackedRows
+from pipeline.training_batches import AHEAD, BatchStream, PackedRows
 from pipeline.training_checkpoint import Progress
 from pipeline.training_data import split_rows
 from pipeline.training_draft import build_draft, write_draft
@@ -30,14 +31,22 @@ from pipeline.training_stacking import stacking
 from pipeline.training_targets import teach_as_verifier
 from shims.errors import UsageError
 
+_SHARED_MEMORY = Path("/dev/shm")
 
-def readers(wanted: int | None, device: str) -> int:
+
+def readers(wanted: int | None, device: str, batch_bytes: int) -> int:
     """Processes that read rows ahead: as given, else some beside a GPU and none on a CPU."""
     if wanted is not None:
         return wanted
+    if not device.startswith("cuda"):
+        return 0
     # Reading a large model's rows and adding noise takes a core about as long as a GPU trains on them.
-    mine = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    return min(4, max(0, mine - 1)) if device.startswith("cuda") else 0
+    beside = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    mine = (os.cpu_count() or 1) // beside
+    # Batches come through shared memory, of which a container has 64 MB unless it is told otherwise; what does not
+    # find room there is killed. Training and held-out rows have readers at the same time.
+    room = shutil.disk_usage(_SHARED_MEMORY).free if _SHARED_MEMORY.is_dir() else 0
+    return max(0, min(4, mine - 1, room // (beside * 2 * AHEAD * batch_bytes)))
 
 
 class Run:
@@ -132,13 +141,16 @@ class Run:
             console.print(f"{long_rows} rows are longer than {config.max_seq_len} tokens and are cut", highlight=False)
         store = open_data(config.data, data.record, "--data", lambda: kept_rows(config, data.record))
         replicas = ranks.size * config.accumulate
+        dtype, numbers = getattr(torch, self.dtype), 3  # ids, mask and positions, 8 bytes each
+        token_bytes = len(data.layers.ids) * data.model.hidden_size * dtype.itemsize + 8 * numbers
+        workers = readers(config.workers, self._device, config.accumulate * config.max_seq_len * token_bytes)
         streams = []
         for part, (rows, noise) in enumerate(
             zip(split_rows(list(data.lengths), config.val_share, config.seed), (config.noise_std, 0.0), strict=True)
         ):
             packed = PackedRows(
                 store, rows, [data.lengths[row] for row in rows], self._parts.series,
-                max_tokens=config.max_seq_len, dtype=getattr(torch, self.dtype), noise=noise, seed=config.seed,
+                max_tokens=config.max_seq_len, dtype=dtype, noise=noise, seed=config.seed,
             )  # fmt: skip
             samplers = [
                 self._parts.sampler_class(
@@ -151,7 +163,7 @@ class Run:
                 for number in range(config.accumulate)
             ]
             stream = BatchStream(
-                packed, samplers, workers=readers(config.workers, self._device), pinned=self._device.startswith("cuda"),
+                packed, samplers, workers=workers, pinned=self._device.startswith("cuda"),
                 before_step=None if part else self._before_step, after_step=None if part else self._after_step,
             )  # fmt: skip
             if not len(stream):

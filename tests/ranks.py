@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -15,6 +16,9 @@ total = torch.tensor([dist.get_rank() + 1])
 dist.all_reduce(total)
 if "--fail" in sys.argv:
     sys.exit(3)
+if "--wait" in sys.argv:
+    Path(sys.argv[1]).with_suffix(f".{dist.get_rank()}").write_text(str(os.getpid()))
+    time.sleep(120)
 if dist.get_rank() == 0:
     seen = {
         "size": dist.get_world_size(),

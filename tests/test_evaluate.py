@@ -7,7 +7,11 @@ turns three of them back and takes their mean: nothing has to be trained, and wh
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
+import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,14 +25,17 @@ pytest.importorskip("speculators")
 pytest.importorskip("transformers")
 pytest.importorskip("datasets")
 
+from pipeline import evaluate as evaluate_module  # noqa: E402
 from pipeline import extract as extract_module  # noqa: E402
 from pipeline import manifest  # noqa: E402
 from pipeline.__main__ import main  # noqa: E402
 from pipeline.config import EvaluateConfig, ExtractConfig, PrepareConfig, VocabConfig  # noqa: E402
 from pipeline.evaluate import evaluate  # noqa: E402
+from pipeline.evaluation import serving  # noqa: E402
 from pipeline.evaluation.held_out import HeldOut  # noqa: E402
 from pipeline.evaluation.report import JSON_NAME, PICTURE_NAME, TEXT_NAME  # noqa: E402
-from pipeline.evaluation.results import acceptance_in  # noqa: E402
+from pipeline.evaluation.request import DRAFT, NONE, EngineAnswer  # noqa: E402
+from pipeline.evaluation.results import REPLAY, acceptance_in  # noqa: E402
 from pipeline.extract import extract  # noqa: E402
 from pipeline.formats.hs_safetensors import row_path  # noqa: E402
 from pipeline.model_info import read_model  # noqa: E402
@@ -36,6 +43,7 @@ from pipeline.prepare import prepare  # noqa: E402
 from pipeline.serving.trained import manifest_of  # noqa: E402
 from pipeline.vocab import build_vocab, load_mapping  # noqa: E402
 from shims.errors import SpecshimError, UsageError  # noqa: E402
+from shims.guardian import identity  # noqa: E402
 
 LAYERS, HIDDEN, DRAFT_VOCAB, RELEASE = 8, 32, 20, "0.31.0"
 RIGHT, SHIFTED = (2, 4, 5), (3, 5, 6)
@@ -273,12 +281,56 @@ def test_options_that_make_no_sense_are_refused_before_anything_loads(
     assert not (place.root / "never").exists()
 
 
+def test_a_verifier_too_large_for_one_gpu_costs_its_own_part_alone(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    freed = list[bool]()
+
+    def too_large(*_given: Any, **_options: Any) -> Any:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore words")
+
+    def served(task: Any, results: Any, drafts: Any) -> list[list[int]]:
+        assert freed == [True], "the engines need the memory that the teacher-forced part had"
+        results.engines |= {kind: EngineAnswer(kind, [[4, 5]], 1.0) for kind in (NONE, DRAFT)}
+        return [[1, 2, 3]]
+
+    monkeypatch.setattr("pipeline.evaluation.task.installed", lambda package: None)
+    monkeypatch.setattr(evaluate_module, "serve", served)
+    monkeypatch.setattr("pipeline.evaluation.texts._free_memory", lambda task: freed.append(True))
+    monkeypatch.setattr("pipeline.evaluation.held_out.Reference", too_large)
+    results = evaluate(place.config("large", serve=True))
+    assert results.not_run[REPLAY] == "CUDA out of memory. Tried to allocate 2 GiB."
+    assert results.teacher_forced and (place.root / "large" / TEXT_NAME).is_file()
+    monkeypatch.setattr("pipeline.evaluation.draft_model.load_draft", too_large)
+    with pytest.raises(SpecshimError, match="give --device cpu"):
+        evaluate(place.config("larger"))
+
+
 def test_another_release_than_the_one_that_would_serve_is_refused(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeline.evaluation.task.installed", lambda package: "0.32.0+cpu")
     with pytest.raises(UsageError, match="leave it out, or add --no-serve"):
         evaluate(place.config("never", serve=True))
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+def test_what_a_crashed_engine_leaves_behind_is_ended(tmp_path: Path) -> None:
+    crash = (
+        "import os, signal, subprocess, sys\n"
+        "left = subprocess.Popen(['sleep', '100'])\n"
+        "print(left.pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGSEGV)"
+    )
+    with (tmp_path / "log").open("w") as log:
+        assert serving._run([sys.executable, "-c", crash], log) == -signal.SIGSEGV
+    left, ends = int((tmp_path / "log").read_text()), time.monotonic() + 5
+    while identity(left) and time.monotonic() < ends:
+        time.sleep(0.05)
+    alive = identity(left)
+    if alive:
+        os.kill(left, signal.SIGKILL)
+    assert not alive
 
 
 @pytest.mark.live

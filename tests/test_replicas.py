@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -22,7 +23,7 @@ from hypothesis import strategies as st
 from pipeline.replicas import supervisor as supervisor_module
 from pipeline.replicas.leases import Leases, wait_for_writers
 from pipeline.replicas.ledger import Ledger
-from pipeline.replicas.ray_cluster import _short, by_rank, cores_of
+from pipeline.replicas.ray_cluster import RayCluster, _short, by_rank, cores_of
 from pipeline.replicas.replica import Answer, _told
 from pipeline.replicas.supervisor import Event, Life, Owner, Supervisor
 from shims.errors import SinkError, SpecshimError, UsageError, WrongStatesError
@@ -265,6 +266,32 @@ def test_cores_are_shared_out_by_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3, 8, 9, 10, 11})
     assert [by_rank(cores_of(slot, 4), 2) for slot in (0, 1)] == ["0,1|2,3", "8,9|10,11"]
     assert [by_rank(cores_of(slot, 2), 1) for slot in range(4)] == ["0,1", "2,3", "8,9", "10,11"]
+
+
+@pytest.mark.parametrize(
+    ("machines", "replicas", "tp_size", "cores"),
+    [
+        ([{"GPU": 4.0, "CPU": 32.0}], 2, 2, 1),
+        ([{"GPU": 3.0, "CPU": 8.0}, {"GPU": 3.0, "CPU": 8.0}, {"CPU": 8.0}], 2, 3, 1),
+        ([{"GPU": 3.0, "CPU": 8.0}, {"GPU": 3.0, "CPU": 8.0}], 3, 2, None),
+        ([{"GPU": 2.0, "CPU": 8.0}, {"GPU": 2.0, "CPU": 8.0}], 1, 4, None),
+        ([{"CPU": 9.0}], 2, 2, 4),
+        ([{"CPU": 4.0}, {"CPU": 4.0}, {"CPU": 4.0}], 2, 1, 4),
+        ([{"CPU": 2.0}], 3, 1, None),
+    ],
+)
+def test_a_replica_lies_on_one_machine(
+    machines: list[dict[str, float]], replicas: int, tp_size: int, cores: int | None
+) -> None:
+    def nodes() -> list[dict[str, Any]]:
+        return [{"Alive": True, "Resources": own} for own in machines] + [{"Alive": False, "Resources": {"GPU": 8.0}}]
+
+    ray, task = SimpleNamespace(nodes=nodes), cast("Task", None)
+    if cores is None:
+        with pytest.raises(UsageError, match="on one machine"):
+            RayCluster(ray, task, replicas, tp_size)
+    else:
+        assert RayCluster(ray, task, replicas, tp_size)._cores == cores
 
 
 def test_rays_words_are_told_from_the_cause_on() -> None:

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +15,7 @@ import pytest
 from pipeline import training_launch
 from pipeline.training_launch import Launch, launch, parse, torchrun, wanted
 from shims.errors import SpecshimError, UsageError
+from shims.guardian import identity
 
 RANKS = str(Path(__file__).parent / "ranks.py")
 
@@ -62,6 +68,38 @@ def test_torchrun_starts_processes_that_find_each_other(tmp_path: Path) -> None:
     assert json.loads(out.read_text()) == {"size": 2, "total": 3, "local": "0", "given": ["--lr", "1"]}
     with pytest.raises(SpecshimError, match="exit code"):
         launch(["--nnodes", "1", "--nproc-per-node", "2", "--max-restarts", "0", str(out), "--fail"], [RANKS])
+
+
+LAUNCH = """
+import sys
+from pipeline.__main__ import _signals_raise
+from pipeline.training_launch import launch
+with _signals_raise():
+    launch(sys.argv[2:], sys.argv[1:2])
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_the_processes_end_with_the_command_that_started_them(tmp_path: Path, how: signal.Signals) -> None:
+    pytest.importorskip("torch")
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    arguments = ["--nnodes=1", "--nproc-per-node=2", "--max-restarts=0", str(tmp_path / "pid.x"), "--wait"]
+    process = subprocess.Popen([sys.executable, "-c", LAUNCH, RANKS, *arguments], env=environment)
+    places = [tmp_path / f"pid.{rank}" for rank in (0, 1)]
+    ends = time.monotonic() + 100
+    while not all(place.exists() and place.read_text() for place in places) and time.monotonic() < ends:
+        time.sleep(0.05)
+    ranks = [int(place.read_text()) for place in places]
+    process.send_signal(how)
+    process.wait()
+    ends = time.monotonic() + 20
+    while any(map(identity, ranks)) and time.monotonic() < ends:
+        time.sleep(0.05)
+    left = [pid for pid in ranks if identity(pid)]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left
 
 
 def test_ray_train_starts_the_same_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,13 +20,19 @@ pytest.importorskip("transformers")
 pytest.importorskip("safetensors")
 pytest.importorskip("speculators")
 
+from pipeline import train as train_module  # noqa: E402
 from pipeline.config import TrainConfig  # noqa: E402
 from pipeline.train import train  # noqa: E402
 from pipeline.training_metrics import read_metrics  # noqa: E402
-from pipeline.training_parallel import Ranks  # noqa: E402
+from pipeline.training_parallel import Ranks, joined, sharding  # noqa: E402
 from pipeline.training_run import readers  # noqa: E402
 from pipeline.training_stacking import merged, stacking  # noqa: E402
 from shims.errors import UsageError  # noqa: E402
+
+try:
+    from speculators.train.distributed import apply_fully_sharded
+except ImportError:
+    from speculators.train.utils import apply_fully_sharded
 
 SETTINGS: dict[str, Any] = {"epochs": 4, "lr": 3e-3, "max_seq_len": 128, "ttt_steps": 2, "val_share": 0.3}
 
@@ -61,6 +70,36 @@ def test_two_processes_train_as_one_with_two_batches(tmp_path: Path) -> None:
         assert torch.allclose(two[name].float(), value.float(), atol=2e-2), name
 
 
+SLOW = """
+import datetime, functools, time
+from pathlib import Path
+from types import SimpleNamespace
+import torch.distributed as dist
+from pipeline import train as training
+from pipeline.config import TrainConfig
+
+def looked_at(config, lengths=None):
+    if lengths is None:
+        time.sleep(6)
+    return SimpleNamespace(lengths=lengths or {7: 11})
+
+dist.init_process_group = functools.partial(dist.init_process_group, timeout=datetime.timedelta(seconds=3))
+training.check_inputs = looked_at
+training._train = lambda config, data, ranks, device: print(f"rank {ranks.rank} has {data.lengths}\\n", end="")
+training.train(TrainConfig(Path("x"), Path("x"), "x", Path("out"), device="cpu"))
+"""
+
+
+def test_the_others_wait_while_the_first_looks_at_the_rows(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "slow.py"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-4000:]
+    said = sorted(line for line in done.stdout.splitlines() if line.startswith("rank "))
+    assert said == ["rank 0 has {7: 11}", "rank 1 has {7: 11}"]
+
+
 def test_each_process_has_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     second = Ranks(rank=1, size=2, local=1)
@@ -71,16 +110,70 @@ def test_each_process_has_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -
     assert Ranks().device("auto") == "cuda" and Ranks().device("cuda:1") == "cuda:1"
 
 
+def test_more_processes_than_devices_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for name, value in (("RANK", "2"), ("LOCAL_RANK", "2"), ("WORLD_SIZE", "3")):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match="it has 2 of them"):
+        train(TrainConfig(tmp_path, tmp_path, "model", tmp_path / "draft"))
+
+
+@pytest.mark.parametrize(("device", "current"), [("cuda:1", ["cuda:1"]), ("cuda", []), ("auto", []), ("cpu", [])])
+def test_a_gpu_that_is_named_is_the_current_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, current: list[str]
+) -> None:
+    found = list[str]()
+    monkeypatch.setattr(torch.cuda, "set_device", lambda named: found.append(str(named)))
+    monkeypatch.setattr(train_module, "check_inputs", lambda config: None)
+    monkeypatch.setattr(train_module, "_train", lambda *given: list(found))
+    assert train(TrainConfig(tmp_path, tmp_path, "model", tmp_path / "draft", device=device)) == current
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_process_that_fails_does_not_wait_for_the_others(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    # NCCL's destroy_process_group returns when every process has called it; the others are in the training.
+    ended = list[bool]()
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda backend: None)
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: ended.append(True))
+    with contextlib.suppress(UsageError), joined(Ranks(rank=0, size=2), "cpu"):
+        if fails:
+            raise UsageError("--lr", "1", "2", "repeat")
+    assert ended == ([] if fails else [True])
+
+
 @pytest.mark.parametrize(
-    ("wanted", "device", "processes", "found"),
-    [(None, "cpu", 1, 0), (None, "cuda", 1, 4), (None, "cuda:1", 8, 1), (None, "cuda:1", 16, 0), (6, "cpu", 1, 6)],
+    ("wanted", "device", "processes", "shared", "found"),
+    [
+        (None, "cpu", 1, 1 << 30, 0),
+        (None, "cuda", 1, 1 << 30, 4),
+        (None, "cuda:1", 8, 1 << 30, 1),
+        (None, "cuda:1", 16, 1 << 30, 0),
+        (None, "cuda:1", 2, 64 << 20, 2),  # as a container has it: 16 batches, for 2 processes with 2 streams each
+        (6, "cpu", 1, 64 << 20, 6),
+    ],
 )
 def test_rows_are_read_ahead_of_a_gpu(
-    monkeypatch: pytest.MonkeyPatch, wanted: int | None, device: str, processes: int, found: int
+    monkeypatch: pytest.MonkeyPatch, wanted: int | None, device: str, processes: int, shared: int, found: int
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 16)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
-    assert readers(wanted, device) == found
+    monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=shared))
+    assert readers(wanted, device, batch_bytes=4 << 20) == found
+
+
+def test_a_sharded_draft_computes_in_the_type_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Trainer:
+        model = torch.nn.Module()
+
+        def setup_model(self) -> None:
+            self.model.layers = torch.nn.ModuleList([torch.nn.Linear(2, 2)])
+
+    found = list[Any]()
+    module = inspect.getmodule(apply_fully_sharded)
+    monkeypatch.setattr(module, "fully_shard", lambda part, mp_policy=None: found.append(mp_policy))
+    sharding(Trainer, torch.float32)().setup_model()
+    assert [policy.param_dtype for policy in found if policy] == [torch.float32] * sum(map(bool, found)) != []
 
 
 @pytest.mark.parametrize("sharded", [False, True])

@@ -23,6 +23,7 @@ pytest.importorskip("speculators")
 
 from pipeline import training_checkpoint as checkpoints  # noqa: E402
 from pipeline.config import TrainConfig  # noqa: E402
+from pipeline.lock import exclusive  # noqa: E402
 from pipeline.train import train  # noqa: E402
 from pipeline.training_checkpoint import Progress  # noqa: E402
 from pipeline.training_metrics import read_metrics  # noqa: E402
@@ -96,6 +97,46 @@ def test_a_killed_training_ends_where_an_undisturbed_one_ends(place: Path, undis
     assert mine.keys() == theirs.keys()
     for name, value in theirs.items():
         assert torch.allclose(mine[name].float(), value.float(), atol=1e-6), (at, begun, name)
+
+
+READING = """
+import sys, time
+from pathlib import Path
+from pipeline.lock import exclusive
+from pipeline.training_batches import BatchStream
+
+class Rows:
+    def __getitem__(self, groups):
+        return {"tokens": 1}
+
+with exclusive(Path(sys.argv[1])):
+    for _ in BatchStream(Rows(), [[[0], [1], [2]]], workers=1):
+        print("reading", flush=True)
+        time.sleep(60)
+"""
+
+
+def test_what_reads_ahead_for_a_killed_training_does_not_keep_its_lock(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    with subprocess.Popen(
+        [sys.executable, "-c", READING, str(tmp_path)], env=environment, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == "reading\n"
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        with exclusive(tmp_path):
+            pass
+
+
+def test_random_numbers_go_on_where_there_are_fewer_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    state, taken = checkpoints.random_state(), list[Any]()
+    state["cuda"] = ["first", "second"]
+    monkeypatch.setattr(torch.cuda, "set_rng_state_all", taken.append)
+    checkpoints.set_random_state(state)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    checkpoints.set_random_state(state)
+    assert taken == [[], ["first"]]
 
 
 def test_a_finished_training_leaves_no_checkpoint_and_one_picture(undisturbed: Path) -> None:

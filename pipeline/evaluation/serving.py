@@ -87,7 +87,12 @@ def _run(command: list[str], output: Any) -> int:
             command, env=_environment(), stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
         with _ended_with_us(process):
-            return process.wait()
+            code = process.wait()
+        if code:
+            # One that crashed may leave processes behind that keep the device's memory from the next engine.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        return code
 
 
 @contextlib.contextmanager

@@ -48,6 +48,7 @@ def teacher_force(task: Task, results: Results, drafts: Mapping[str, DraftFolder
                 raise
             results.not_run[f"teacher-forced, {name}"] = error.found
             console.print(str(error), highlight=False, markup=False, soft_wrap=True)
+    _free_memory(task)
 
 
 def replay(task: Task, results: Results, prompts: Sequence[Sequence[int]]) -> None:
@@ -94,11 +95,23 @@ def _measured(task: Task, draft: DraftFolder, states: Callable[[], Iterator[Stat
     from pipeline.evaluation.draft_model import load_draft
     from pipeline.evaluation.teacher_forced import measure
 
-    model = load_draft(draft, task.verifier, task.device, task.config.trust_remote_code)
-    with stage_progress("teacher-forced", rows) as progress:
-        found = measure(model, states(), task.steps, progress).as_dict()
+    try:
+        model = load_draft(draft, task.verifier, task.device, task.config.trust_remote_code)
+        with stage_progress("teacher-forced", rows) as progress:
+            return measure(model, states(), task.steps, progress).as_dict()
+    except torch.cuda.OutOfMemoryError as error:
+        # Servers may spread a verifier over several devices, of which this is one.
+        raise SpecshimError(
+            f"teacher-forced, --device {task.device}",
+            "memory for the draft and for what is computed of the verifier, in float32",
+            str(error).partition("\n")[0],
+            "give --device cpu; for the servers' own answers, --no-replay leaves this out",
+        ) from error
+
+
+def _free_memory(task: Task) -> None:
+    """What torch keeps of a device: the engines that follow want it, and find it taken."""
+    import torch
+
     if task.device != "cpu":
-        # The engines that follow want the memory.
-        del model
         torch.cuda.empty_cache()
-    return found

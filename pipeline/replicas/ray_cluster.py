@@ -98,20 +98,23 @@ class RayCluster:
 
     def __init__(self, ray: Any, task: Task, replicas: int, tp_size: int) -> None:
         self._ray, self._task = ray, task
-        resources = ray.cluster_resources()
-        gpus, cpus = int(resources.get("GPU", 0)), int(resources.get("CPU", 0))
-        self._on_gpus = gpus > 0
-        have, need, what = (gpus, replicas * tp_size, "GPUs") if gpus else (cpus, replicas * tp_size, "CPU cores")
-        if need > have:
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        self._on_gpus = any(node.get("GPU", 0) >= 1 for node in nodes)
+        what = "GPUs" if self._on_gpus else "CPU cores"
+        devices = [int(node.get("GPU" if self._on_gpus else "CPU", 0)) for node in nodes]
+        # A replica lies on one machine; Ray would wait for ever for one that is large enough.
+        places = _places(devices, tp_size)
+        if places < replicas:
             raise UsageError(
                 f"--replicas {replicas} --tp-size {tp_size}",
-                f"{need} {what}, {tp_size} a replica",
-                f"{have} in this Ray cluster",
+                f"{tp_size} {what} a replica on one machine, {replicas} times",
+                f"{places} times in this Ray cluster, of {' + '.join(map(str, devices)) or 'no'} {what}",
                 "give fewer --replicas, or add machines to the cluster (`ray start --address …` on each)",
             )
-        self._cores = 1 if gpus else max(1, cpus // replicas)
+        sizes = range(tp_size, max(devices) + 1)
+        self._cores = 1 if self._on_gpus else max(size for size in sizes if _places(devices, size) >= replicas)
         # Which cores a replica gets can only be said where all of them are on one machine.
-        self._bind = not gpus and len([node for node in ray.nodes() if node["Alive"]]) == 1
+        self._bind = not self._on_gpus and len(nodes) == 1
         self._tp_size = tp_size
         self._actors: dict[int, Any] = {}
         self._calls: dict[Any, int] = {}
@@ -202,6 +205,15 @@ class RayCluster:
         for slot in list(self._actors):
             self.end(slot)
         self._waiting.shutdown(wait=False, cancel_futures=True)
+
+
+def _places(devices: Sequence[int], size: int) -> int:
+    """How many groups of ``size`` devices there are, each on one machine.
+
+    Args:
+        devices: of each machine.
+    """
+    return sum(number // size for number in devices)
 
 
 def cores_of(slot: int, cores: int) -> list[int]:
