@@ -32,6 +32,8 @@ class Reference:
 
         self._torch: Any = torch
         self._device = device
+        # Of convolutions cuDNN rounds the factors to TF32's 10 bits unless told; torch's matrix products are exact.
+        torch.backends.cudnn.allow_tf32 = False
         transformers.utils.logging.disable_progress_bar()
         self.model: Any = _load(model, trust_remote_code)
         if weights_dtype != "float32":

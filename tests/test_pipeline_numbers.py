@@ -151,6 +151,7 @@ def test_the_reference_gives_unnormed_states_by_either_convention(place: Path) -
     by_after, next_tokens = Reference(model, after, **options).states(ids)
     by_native, _ = Reference(model, native, **options).states(ids)
     assert torch.equal(by_after, by_native)
+    assert not torch.backends.cudnn.allow_tf32  # float32 in convolutions, too, where there is a GPU
     own = Reference(model, LayerIds((0, 1, 8), "native"), **options)
     whole = own.model(torch.tensor([ids]), output_hidden_states=True).hidden_states
     states, _ = own.states(ids)
