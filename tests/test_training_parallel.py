@@ -6,8 +6,10 @@ import contextlib
 import inspect
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +30,7 @@ from pipeline.training_parallel import Ranks, joined, sharding  # noqa: E402
 from pipeline.training_run import readers  # noqa: E402
 from pipeline.training_stacking import merged, stacking  # noqa: E402
 from shims.errors import UsageError  # noqa: E402
+from shims.guardian import below  # noqa: E402
 
 try:
     from speculators.train.distributed import apply_fully_sharded
@@ -37,35 +40,69 @@ except ImportError:
 SETTINGS: dict[str, Any] = {"epochs": 4, "lr": 3e-3, "max_seq_len": 128, "ttt_steps": 2, "val_share": 0.3}
 
 
-def test_two_processes_train_as_one_with_two_batches(tmp_path: Path) -> None:
-    model = write_states(tmp_path, rows=16)
-    places = {"data": tmp_path / "states", "vocab": tmp_path / "prepared", "model": model}
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in SETTINGS.items()]
-    flags += [f"--{name}={value}" for name, value in places.items()]
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """States to train on, and a training of two processes that nothing disturbed, in `two`."""
+    root = tmp_path_factory.mktemp("parallel")
+    write_states(root, rows=16)
+    output, errors = _two_processes(root, root / "two").communicate(timeout=300)
+    assert (root / "two" / "draft").is_dir(), errors[-4000:]
+    assert output.count("draft -> ") == 1, "one process tells"
+    return root
+
+
+def _two_processes(root: Path, output: Path) -> subprocess.Popen[str]:
+    places = {"data": root / "states", "vocab": root / "prepared", "model": root / "model", "output-dir": output}
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in {**SETTINGS, **places}.items()]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += ["-m", "pipeline", "train", *flags, f"--output-dir={tmp_path / 'two'}", "--device=cpu"]
-    root = Path(__file__).parents[1]
-    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert done.stdout.count("draft -> ") == 1, "one process tells"
-    one = train(
-        TrainConfig(
-            places["data"], places["vocab"], str(model), tmp_path / "one", device="cpu", accumulate=2, **SETTINGS
-        )
+    command += ["-m", "pipeline", "train", *flags, "--save-steps=2", "--device=cpu"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=root
     )
-    mine, theirs = read_metrics(tmp_path / "two" / "metrics.jsonl"), read_metrics(one.metrics)
+
+
+def test_two_processes_go_on_where_one_was_killed(root: Path) -> None:
+    killed = root / "killed"
+    run = _two_processes(root, killed)
+    metrics, ends = killed / "metrics.jsonl", time.monotonic() + 200
+    while run.poll() is None and time.monotonic() < ends:
+        if metrics.is_file() and metrics.read_text().count('"train"') >= 3:
+            break
+        time.sleep(0.02)
+    ranks = {_rank(pid): pid for pid in below(run.pid)}
+    os.kill(ranks["1"], signal.SIGKILL)
+    began = time.monotonic()
+    errors = run.communicate(timeout=60)[1]
+    assert run.returncode != 0 and time.monotonic() - began < 30
+    assert "SIGKILL" in errors or "exitcode  : -9" in errors  # torchrun's word for it
+    errors = _two_processes(root, killed).communicate(timeout=300)[1]
+    assert read_metrics(metrics) == read_metrics(root / "two" / "metrics.jsonl"), errors[-4000:]
+
+
+def _rank(pid: int) -> str:
+    try:
+        variables = Path(f"/proc/{pid}/environ").read_text().split("\0")
+    except OSError:
+        return ""
+    return next((text.removeprefix("RANK=") for text in variables if text.startswith("RANK=")), "")
+
+
+def test_two_processes_train_as_one_with_two_batches(root: Path) -> None:
+    settings: dict[str, Any] = {**SETTINGS, "accumulate": 2, "device": "cpu"}
+    one = train(TrainConfig(root / "states", root / "prepared", str(root / "model"), root / "one", **settings))
+    mine, theirs = read_metrics(root / "two" / "metrics.jsonl"), read_metrics(one.metrics)
     assert len(mine) == len(theirs) > 8
     for line, other in zip(mine, theirs, strict=True):
         assert (line["kind"], line["step"], line.get("tokens")) == (other["kind"], other["step"], other.get("tokens"))
         assert line["loss"] == pytest.approx(other["loss"], rel=1e-4), line
         assert line["full_acc_0"] == pytest.approx(other["full_acc_0"], abs=0.05), line
     assert one.end["loss"] < 0.9 * one.start["loss"]
-    record = json.loads((tmp_path / "two" / "manifest.json").read_text())
+    record = json.loads((root / "two" / "manifest.json").read_text())
     assert record["complete"] and record["batches_per_step"] == 2
     from safetensors.torch import load_file
 
-    two = load_file(tmp_path / "two" / "draft" / "model.safetensors")
+    two = load_file(root / "two" / "draft" / "model.safetensors")
     for name, value in load_file(one.draft / "model.safetensors").items():
         assert torch.allclose(two[name].float(), value.float(), atol=2e-2), name
 
