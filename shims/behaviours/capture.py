@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+from shims import cpu_norm
 from shims.errors import WrongStatesError
 from shims.model_parts import (
     adds_residual,
@@ -248,6 +249,7 @@ def residual_stream(output: Any, layer: str, adds: bool = True) -> Any:
 
 def setup_hidden_states_capture(self: Any, layer_ids: list[int]) -> dict[str, Any]:
     """Attach the capture; the reply tells the parent who captures, and how."""
+    cpu_norm.mend()
     self._specshim_capture = capture = Capture(self, layer_ids)
     return {
         "protocol": PROTOCOL,

@@ -69,6 +69,7 @@ DIRECT: tuple[Touchpoint, ...] = (
     ),
     _one("Platform.is_cpu", f"{_PLATFORM}.is_cpu", "call", _ENGINE, Call()),
     _one("Platform.is_cuda_alike", f"{_PLATFORM}.is_cuda_alike", "call", _WORKER, Call()),
+    _one("CPU rms_norm", "vllm._custom_ops:rms_norm", "call", "shims/cpu_norm.py", Call(4), "<0.14"),
     _one("set_current_vllm_config", "vllm.config:set_current_vllm_config", "call", _WORKER, Call(1)),
     _one("VllmConfig.additional_config", "vllm.config:VllmConfig.additional_config", "field", _WORKER),
     _one("VllmConfig.scheduler_config", "vllm.config:VllmConfig.scheduler_config", "field", _STREAM),

@@ -9,6 +9,7 @@ from typing import Any
 from vllm.config import set_current_vllm_config
 from vllm.platforms import current_platform
 
+from shims import cpu_norm
 from shims.direct.stream import Stream
 from shims.errors import SpecshimError
 from shims.verbs import load
@@ -38,6 +39,7 @@ class CaptureWorker(PlatformWorker):  # type: ignore[misc]
 
     def load_model(self, *args: Any, **kwargs: Any) -> Any:
         """As vLLM's; then attach the taps."""
+        cpu_norm.mend()
         result = super().load_model(*args, **kwargs)
         if self.rank == 0:
             self._specshim = Stream(self, self.vllm_config.additional_config[SETTINGS]["native_ids"])
