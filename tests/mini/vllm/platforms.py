@@ -1,0 +1,5 @@
+"""No CPU build."""
+
+from types import SimpleNamespace
+
+current_platform = SimpleNamespace(is_cpu=lambda: False)
