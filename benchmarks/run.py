@@ -95,15 +95,17 @@ def main() -> None:
     os.environ[TP_VARIABLE] = str(options.tp_size)
     # A parent that has as much as asked for a GPU cannot be forked.
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
-    here, count = device(), options.tp_size
+    here = device()
     on_cpu = here.startswith("CPU")
+    if options.tp_size > 1 and not on_cpu:
+        here = f"{options.tp_size} x {here}"
     ways = options.ways.split(",") if options.ways else list(CPU_WAYS if on_cpu else WAYS)
     memory = Path("/dev/shm")
     folder = options.folder or (memory if memory.is_dir() else None)
     out = options.out or RESULTS / f"{datetime.date.today().isoformat()}-{_slug(here)}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
     data: dict[str, Any] = {
-        "device": f"{count} x {here}" if count > 1 and not on_cpu else here,
+        "device": here,
         "date": datetime.date.today().isoformat(),
         "stack": shims.report().as_dict()["stack"],
         "rows": [],

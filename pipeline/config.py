@@ -212,7 +212,7 @@ class TrainConfig:
     patience: int = 0
     """End after so many validations without a better one; 0: never."""
     workers: int | None = None
-    """Processes that read rows ahead, for each device; None: 4 beside a GPU, none on a CPU."""
+    """Processes that read rows ahead, for each device; None: up to 4 beside a GPU, none on a CPU."""
     fsdp: bool = False
     """Spread the draft over the devices, in place of a copy on each."""
     init_from: Path | None = None

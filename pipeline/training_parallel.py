@@ -149,7 +149,8 @@ def replicated(draft: Any, ranks: Ranks, device: str) -> Any:
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
-    # It would cut a compiled draft at its buckets, and cannot cut flex_attention (pytorch/pytorch#104674).
+    # It would cut a compiled draft at its buckets, and cannot cut flex_attention
+    # (https://github.com/pytorch/pytorch/issues/104674). To go once it can in every torch that speculators allows.
     torch._dynamo.config.optimize_ddp = False
     return DistributedDataParallel(draft, device_ids=[ranks.local] if device.startswith("cuda") else None)
 

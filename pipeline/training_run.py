@@ -185,7 +185,9 @@ class Run:
             ttt_steps=config.ttt_steps,
             ttt_step_loss_decay=config.ttt_step_loss_decay,
             loss_fn="kl_div",
-            # The fused one of 0.8 and later is for GPUs, and torch 2.11 does not compile it.
+            # The fused one of 0.8 and later is for GPUs, and torch 2.11 does not compile it
+            # (https://github.com/vllm-project/speculators/blob/v0.9.0/src/speculators/losses/fused.py: one autotuned
+            # kernel for several steps). To go once every torch that these releases allow does.
             loss_implementation="eager",
         )
         total = config.max_steps or config.epochs * len(self._streams[0])

@@ -1,8 +1,9 @@
 """vLLM's RMSNorm on a CPU, for rows that do not lie one after the other.
 
 The kernel of the CPU builds of 0.12 and 0.13 takes them for dense ones: vLLM's own answers are then wrong for models
-that norm queries and keys (Qwen3) or parts of latent attention (DeepSeek), and so are their states. To go once 0.13 is
-no longer among the known releases.
+that norm queries and keys (Qwen3) or parts of latent attention (DeepSeek), and so are their states:
+https://github.com/vllm-project/vllm/blob/v0.13.0/csrc/cpu/layernorm.cpp. To go once 0.13 is no longer among the known
+releases.
 """
 
 from __future__ import annotations

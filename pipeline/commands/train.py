@@ -43,7 +43,7 @@ def train(
     draft_dtype: Annotated[str, _option("Of the published weights.")] = _DEFAULT["draft_dtype"],
     fsdp: Annotated[bool, _option("Under torchrun: spread the draft over the devices.")] = _DEFAULT["fsdp"],
     workers: Annotated[
-        int | None, _option("Processes that read rows ahead, for each device (default: 4 beside a GPU, else 0).")
+        int | None, _option("Processes that read rows ahead, for each device (default: up to 4 beside a GPU).")
     ] = None,
     ttt_steps: Annotated[int, _option("Draft tokens predicted in a chain.")] = _DEFAULT["ttt_steps"],
     ttt_step_loss_decay: Annotated[float, _option("Weight of each further draft token.")] = _DEFAULT[

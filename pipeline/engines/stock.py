@@ -8,7 +8,7 @@ from typing import Any
 
 import shims
 from pipeline.engines import EngineOptions
-from shims.direct.watch import EngineDied, died
+from shims.direct.watch import died, lost
 from shims.errors import SpecshimError, UsageError
 from shims.spawning import spawn_workers
 from shims.versions import detect, has_generator
@@ -88,12 +88,9 @@ class StockEngine:
             if not gone:
                 raise
             # What vLLM says of a worker that was killed is that a wait was cancelled.
-            raise EngineDied(
-                f"stock generator, worker process {', '.join(map(str, gone))}",
-                "to stay alive",
-                "it ended without a word (killed from outside, or by the kernel for memory: see dmesg)",
-                "repeat the command",
-            ) from error
+            # That finished rows are kept is said by who extracts.
+            names = (f"stock generator, worker process {pid}" for pid in gone)
+            raise lost(names, next_step="repeat the command") from error
 
     def close(self) -> None:
         """End the worker processes."""

@@ -24,19 +24,23 @@ class EngineDied(SpecshimError):
     """A process of the engine is gone."""
 
 
-def lost(names: Iterable[str], words: str = "") -> EngineDied:
+_GO_ON = "repeat the command: finished rows are kept, and it goes on from there"
+
+
+def lost(names: Iterable[str], words: str = "", next_step: str = _GO_ON) -> EngineDied:
     """The error for processes that ended and left no failure of their own.
 
     Args:
         names: what they are.
         words: what others wrote about it.
+        next_step: for the user.
     """
     return EngineDied(
         ", ".join(names),
         "to stay alive",
         "it ended without a word (killed from outside, or by the kernel for memory: see dmesg)"
         f"{words and chr(10)}{words}",
-        "repeat the command: finished rows are kept, and it goes on from there",
+        next_step,
     )
 
 
