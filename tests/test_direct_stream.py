@@ -233,12 +233,15 @@ def test_states_that_cannot_be_right_are_told_and_not_written(value: float) -> N
 
 
 def test_a_sink_that_fails_ends_the_writing_and_says_where() -> None:
+    """A row whose writing was under way meanwhile is told of, since it is stored."""
     room = threading.Semaphore(1)  # several threads write: one of them finds room, whichever comes first
 
     class Full(Kept):
         def write(self, row_id: str, token_ids: Any, states: Any) -> None:
             if not room.acquire(blocking=False):
                 raise OSError(28, "No space left on device", "/data/row")
+            while stream.poll()["fatal"] is None:
+                time.sleep(0.001)
             super().write(row_id, token_ids, states)
 
     sink = Full()

@@ -183,13 +183,14 @@ class Stream:
         states, extremes = row.columns
         try:
             fault = _fault(extremes)
-            if fault is None and self._fatal is None:
+            if fault is not None:
+                with self._lock:
+                    self._faults[row_id] = fault
+            elif self._fatal is None:
                 assert self._sink is not None
                 self._sink.write(row_id, row.token_ids, states)
-            with self._lock:
-                if fault is not None:
-                    self._faults[row_id] = fault
-                elif self._fatal is None:
+                # A stored row is told of, also where another writer failed in the meantime.
+                with self._lock:
                     self._done.append(row_id)
         except Exception as error:  # noqa: BLE001 - told by poll
             self._fail(error)
