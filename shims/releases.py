@@ -30,6 +30,11 @@ def known() -> list[str]:
     return [release["version"] for release in table()]
 
 
+def lender(version: str) -> str | None:
+    """The release on whose compiled CPU kernels `version` was run live, where it has none of its own that load."""
+    return next((release.get("kernels") for release in table() if release["version"] == version), None)
+
+
 @lru_cache(maxsize=1)
 def proved_direct() -> frozenset[str]:
     """Versions on which the direct engine was run and every row was right (`direct = true` in the table)."""

@@ -19,7 +19,7 @@ from contract_tests.sources.release import ReleaseTree
 from contract_tests.sources.store import Store
 from contract_tests.support_page import live, results
 from shims.errors import UsageError
-from shims.releases import known
+from shims.releases import known, lender
 from shims.versions import at_or_below, is_exact_release, parse, spelled, within
 
 UNKNOWN, STATIC, VERIFIED, NOT_READ = "unknown", "static", "verified", "not read"
@@ -63,10 +63,10 @@ def read_target(target: Target, settings: Settings) -> Release:
     else:
         reading = read_tree(target.tree, "vllm", target.version, store)
     _refuse_if_hollow(target, reading)
-    notes = (f"{target.name} does not say its version; taken for {target.version} (--version)",)
-    return Release(
-        target.name, target.version, reading, lambda: Library(target.tree, store), notes if target.assumed else ()
-    )
+    notes = [f"{target.name} does not say its version; taken for {target.version} (--version)"] * target.assumed
+    if (neighbour := lender(target.version)) is not None:
+        notes.append(f"run live on the CPU kernels of {neighbour}, since it has no CPU build that loads")
+    return Release(target.name, target.version, reading, lambda: Library(target.tree, store), tuple(notes))
 
 
 def fetch_together(releases: Sequence[str], settings: Settings) -> None:
