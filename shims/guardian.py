@@ -20,11 +20,15 @@ from pathlib import Path
 _EVERY = 0.3  # seconds between two looks
 _ROUNDS = 20
 """Looks at those that were ended: one that was being started in this moment is found at the next."""
+_guarded: set[int] = set()
+"""Processes that :func:`guard` has begun to look after, by pid."""
 
 
 def guard() -> None:
     """Have a process look after this one from now on: all that are ever below it end with it."""
-    _begin(-1, ())
+    if os.getpid() not in _guarded:  # a fork is another process
+        _guarded.add(os.getpid())
+        _begin(-1, ())
 
 
 @contextmanager
@@ -79,7 +83,7 @@ def below(pid: int) -> dict[int, str]:
 
 
 def watch(owner: int, start: str, told: int, spared: Collection[int]) -> None:
-    """Wait for the end of a process, then end what was below it.
+    """Wait for the end of a process, then end what was below it; or for the end of all that it has named.
 
     Args:
         told: descriptor on which the owner says, in a line of ids, what it has started that is to be ended; until
@@ -93,14 +97,14 @@ def watch(owner: int, start: str, told: int, spared: Collection[int]) -> None:
     while identity(owner) == start:
         if named is None and (named := _told(told)) is not None:
             known = {pid: identity(pid) for pid in named}
-            if not known:
-                return
         if named is None:
             left_alone = {*spared, *(pid for parent in spared for pid in below(parent))}
             known |= {pid: begun for pid, begun in below(owner).items() if pid not in left_alone}
         else:
             for parent in known.copy():
                 known |= below(parent)
+            if not any(begun and identity(pid) == begun for pid, begun in known.items()):
+                return
         time.sleep(_EVERY)
     for _ in range(_ROUNDS):
         for pid in list(known):
