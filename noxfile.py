@@ -54,7 +54,7 @@ TESTED = "0.16.0"  # the live release of `nox -s tests`
 DEMO = next(version for version in reversed(LIVE) if "kernels" not in RELEASES[version])
 SPECULATORS = ("0.3.0", "0.4.0", "0.4.0.1")
 # The newest generator runs every model; 0.4.0 differs from it in a converter only.
-MODELS = {"0.3.0": "llama,marker,qwen3", "0.4.0": "llama,marker"}
+MODELS = {"0.3.0": ("llama", "marker", "qwen3"), "0.4.0": ("llama", "marker")}
 
 # vLLM compiles and caches per process; on a CPU it otherwise takes half the memory for its KV cache.
 ENVIRONMENT = {
@@ -136,6 +136,13 @@ def preloaded(session: nox.Session, version: str) -> dict[str, str]:
     session.install("intel-openmp")
     ours = Path(session.virtualenv.location) / "lib"
     return {"LD_PRELOAD": ":".join(str(ours / name) if (ours / name).exists() else name for name in libraries)}
+
+
+def models_of(release: str, what: str) -> tuple[str, ...]:
+    """The arguments that say which models to run, where it is not all of them."""
+    can, wanted = RELEASES[release].get("models"), MODELS.get(what)
+    chosen = can if wanted is None else [model for model in wanted if can is None or model in can]
+    return () if chosen is None else ("--models", ",".join(chosen))
 
 
 def cache_for(version: str) -> dict[str, str | None]:
@@ -225,9 +232,8 @@ def live(session: nox.Session, release: str) -> None:
     for what in chosen:
         install_speculators(session, SPECULATORS[-1] if what == "direct" else what)
         out = Path(session.create_tmp()) / f"{what}.json"
-        models = ("--models", MODELS[what]) if what in MODELS else ()
         engine = ("--engine", "direct") if what == "direct" else ()
-        run = ("python", "-m", "contract_tests.live.run", "--out", str(out), *models, *engine)
+        run = ("python", "-m", "contract_tests.live.run", "--out", str(out), *models_of(release, what), *engine)
         session.run(*run, env={**cache_for(release), **preloaded(session, release)}, success_codes=[0, 1])
         session.run("python", "-m", "contract_tests.live.record", release, str(out))
     if "--keep" not in session.posargs:
