@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,18 +98,23 @@ class HeldOut:
         Raises:
             UsageError: it is missing, damaged, or another row.
         """
-        try:
+        with self._told(index):
             # A row under another's number would be held out in its place.
             if index not in self._checked:
                 self._store.check(index, wanted_row(self.record, index))
                 self._checked.add(index)
             tokens, mask = self._store.tokens(index)
+        return Row(index, tokens, mask if mask is not None else [1] * len(tokens))
+
+    @contextlib.contextmanager
+    def _told(self, index: int) -> Iterator[None]:
+        try:
+            yield
         except (DamagedRow, FileNotFoundError) as error:
             raise UsageError(
                 f"row {index} in {self._store.locate(index)}", "a whole row", str(error) or "missing",
                 "run the same `specshim extract` again to repair it",
             ) from error  # fmt: skip
-        return Row(index, tokens, mask if mask is not None else [1] * len(tokens))
 
     def each(self) -> Iterator[Row]:
         """All held-out rows."""
@@ -121,7 +127,8 @@ class HeldOut:
 
     def states(self, index: int, auxiliary: Sequence[int], last: int) -> tuple[Any, Any]:
         """(auxiliary states [T, len * H], last states [T, H]) of a row, from the folder."""
-        stored = self._store.read(index).states
+        with self._told(index):
+            stored = self._store.read(index).states
         column = {layer: place for place, layer in enumerate(self.layers.native)}
         return stored[:, [column[layer] for layer in auxiliary]].flatten(1), stored[:, column[last]]
 
