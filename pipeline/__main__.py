@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from pipeline import config as options
-from pipeline import refusal, training_launch
+from pipeline import last_word, refusal, training_launch
 from pipeline.commands import extract_options as storing
 from pipeline.commands import prepare_options as preparing
 from pipeline.commands.check_draft import check_draft_command
@@ -423,7 +423,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: a terminal may not know every letter
     try:
-        with _signals_raise():
+        with last_word.ours(process_ends=arguments is None), _signals_raise():
             refuse_empty_values(given)
             if training_launch.wanted(given):
                 training_launch.launch(given[1:])
