@@ -15,6 +15,8 @@ nox -s bench-loader          training batches read by our loader and by theirs, 
 nox -s live-scale            replicas of real vLLM on Ray: killed, resized, compared; the simulation against the clock
                              then the same into a real S3 server
 nox -s simulate              how long a large extraction takes; writes the figures of docs/scale.md
+nox -s live-crash            kills of real vLLM extractions; nox -s live-memory: memory does not grow with the rows
+nox -s snapshot -- X         the snapshot of a release that is new
 nox -s lint docs
 """
 

@@ -16,7 +16,6 @@ from shims.contract import Call, Parameter, Signature
 from shims.touchpoints import Touchpoint
 
 _CLIENT = "data_generation/vllm_client.py"
-_RENDER = "data_generation/render_client.py"
 _TRANSFER = "hs_connectors/transfer.py"
 _FP8 = "hs_connectors/fp8_hidden_states_connector.py"
 _MOONCAKE = "hs_connectors/mooncake_hidden_states_connector.py"

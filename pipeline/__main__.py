@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from pipeline import config as options
-from pipeline import training_launch
+from pipeline import last_word, refusal, training_launch
 from pipeline.commands import extract_options as storing
 from pipeline.commands import prepare_options as preparing
 from pipeline.commands.check_draft import check_draft_command
@@ -418,11 +418,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     Exit code 0: done; 2: the request was wrong, nothing changed; 1: it failed; 128 + n: signal n.
     """
+    refusal.end_if_told()
     given = list(sys.argv[1:] if arguments is None else arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: a terminal may not know every letter
     try:
-        with _signals_raise():
+        with last_word.ours(process_ends=arguments is None), _signals_raise():
             refuse_empty_values(given)
             if training_launch.wanted(given):
                 training_launch.launch(given[1:])
@@ -432,10 +433,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         name = signal.Signals(stop.number).name
         _complain(f"stopped by {name}; what is finished is kept: the same command goes on from there")
         sys.exit(128 + stop.number)
+    except SystemExit as end:  # the parser's own
+        if end.code == refusal.EXIT_CODE:
+            refusal.tell()
+        raise
     except SpecshimError as error:
         _complain(str(error))
         if isinstance(error, UsageError):
-            sys.exit(2)
+            refusal.tell(error)
+            sys.exit(refusal.EXIT_CODE)
         _complain(f"the command was: {shlex.join(['specshim', *given])}")
         sys.exit(1)
     except Exception as error:  # noqa: BLE001  the last place where a message can be made

@@ -44,24 +44,22 @@ class Source:
         Raises:
             UsageError: the row is damaged or missing.
         """
+        row = _whole_row(self.store, index)
         try:
-            row = self.store.read_stored(index)
             if not self.foreign or KEY in row.header:
                 check_content(row)
             owner = row.header.get("row", str(index))
             if not self.foreign and owner != str(index):
                 raise DamagedRow(f"metadata row is {owner!r}, not {str(index)!r}")
-        except (DamagedRow, FileNotFoundError) as damage:
-            raise UsageError(
-                f"row {index} in {self.store.locate(index)}", "a whole row", str(damage), "repair the source first"
-            ) from damage
+        except DamagedRow as damage:
+            raise _damaged(self.store, index, damage) from damage
         return row if row.loss_mask is not None else replace(row, loss_mask=self._mask(index, row))
 
     def _mask(self, index: int, row: StateRow) -> Any:
-        if self.masks is None or index >= len(self.masks):
+        listed = self._listed(index)
+        if listed is None:
             return None
-        listed = self.masks[index]
-        if listed["input_ids"] != row.token_ids.tolist():
+        if listed.get("input_ids") != row.token_ids.tolist() or len(listed["loss_mask"]) != len(row.token_ids):
             raise UsageError(
                 f"row {index} in {self.store.locate(index)}",
                 "the token ids of the Arrow table beside it",
@@ -71,6 +69,13 @@ class Source:
         import torch
 
         return torch.tensor(listed["loss_mask"], dtype=torch.int64)
+
+    def _listed(self, index: int) -> dict[str, Any] | None:
+        """The row in the Arrow table, if it has a mask there."""
+        if self.masks is None or index >= len(self.masks):
+            return None
+        listed: dict[str, Any] = self.masks[index]
+        return listed if listed.get("loss_mask") is not None else None
 
     def tokens(self, index: int) -> tuple[list[int], list[int] | None]:
         """Token ids and loss mask of a row, states or not.
@@ -83,10 +88,25 @@ class Source:
         try:
             ids, mask = self.store.tokens(index)
         except (DamagedRow, FileNotFoundError) as damage:
-            raise UsageError(
-                f"row {index} in {self.store.locate(index)}", "a whole row", str(damage), "repair the source first"
-            ) from damage
-        return ids, mask if mask is not None or self.masks is None else list(self.masks[index]["loss_mask"])
+            raise _damaged(self.store, index, damage) from damage
+        listed = self._listed(index) if mask is None else None
+        return ids, mask if listed is None else list(listed["loss_mask"])
+
+
+def _whole_row(store: RowStore, index: int) -> StateRow:
+    """A row, states as stored.
+
+    Raises:
+        UsageError: it is damaged or missing.
+    """
+    try:
+        return store.read_stored(index)
+    except (DamagedRow, FileNotFoundError) as damage:
+        raise _damaged(store, index, damage) from damage
+
+
+def _damaged(store: RowStore, index: int, damage: Exception) -> UsageError:
+    return UsageError(f"row {index} in {store.locate(index)}", "a whole row", str(damage), "repair the source first")
 
 
 def open_source(config: ConvertConfig) -> Source:
@@ -145,10 +165,10 @@ def _foreign(config: ConvertConfig) -> Source:
     refuse_remote_code(model, config.trust_remote_code, "--model")
     store = form.open(config.source, config.rows_per_file)
     indices = store.indices()
-    if indices != list(range(len(indices))):
-        first = next(index for index in range(len(indices)) if index not in set(indices))
+    if not indices or indices != list(range(len(indices))):
+        first = next((place for place, index in enumerate(indices) if place != index), 0)
         raise UsageError(str(config.source), "rows from 0 on without a gap", f"no row {first}", "complete the source")
-    dtype = str(store.read_stored(0).states.dtype).removeprefix("torch.")
+    dtype = str(_whole_row(store, 0).states.dtype).removeprefix("torch.")
     layers = resolve(config.source_layer_ids, config.source_layer_convention, model.num_layers)
     return Source(
         folder=config.source,
@@ -181,7 +201,13 @@ def _table(folder: Path) -> Any:
         return None
     import datasets
 
-    return datasets.load_from_disk(str(folder)).with_format(None)
+    try:
+        return datasets.load_from_disk(str(folder)).with_format(None)
+    except Exception as error:  # the library raises what it likes
+        raise UsageError(
+            f"source folder {folder}", "an Arrow table that can be read, since there is a state.json",
+            f"{type(error).__name__}: {error}", "copy the folder again, or move state.json away if it is another's",
+        ) from error  # fmt: skip
 
 
 def model_of(config: ConvertConfig, source: Source) -> ModelInfo | None:

@@ -24,6 +24,17 @@ def check_device(flag: str, device: str) -> None:
         raise UsageError(flag, f"a device of this machine (it has {count} of them)", device, "use cpu, or another one")
 
 
+def make_current(device: str) -> None:
+    """Make a GPU that is named, as ``cuda:1``, the current one of this process from now on; another name does nothing.
+
+    Pinned memory, timers and compiled kernels have no other: the process would be on the first GPU, too, or fail there.
+    """
+    if device.startswith("cuda:"):
+        import torch
+
+        torch.cuda.set_device(torch.device(device))
+
+
 def device_type(wanted: str) -> str:
     """``auto`` becomes ``cuda`` where there is a GPU, else ``cpu``; another name stays."""
     import torch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pipeline.config import EvaluateConfig
+from pipeline.devices import make_current
 from pipeline.evaluation.report import write_report
 from pipeline.evaluation.request import DRAFT, UNTRAINED
 from pipeline.evaluation.results import Results
@@ -23,6 +24,7 @@ def evaluate(config: EvaluateConfig) -> Results:
     refuse_addresses(config)
     check_options(config)
     checked = checked_draft(config)
+    make_current(config.device)
     with exclusive(config.output_dir):
         task = task_of(config, checked)
         results = Results(

@@ -26,7 +26,8 @@ def prove_layers(source: Source, model: ModelInfo, rows: int, trust_remote_code:
     dtype = source.record["dtype"]
     reference = Reference(model, every, weights_dtype=dtype, device="cpu", trust_remote_code=trust_remote_code)
     worst = torch.zeros(len(source.layers.ids), model.num_layers + 2)
-    for index in choose(source.indices, rows):
+    chosen = choose(source.indices, rows)
+    for index in chosen:
         row = float8.dense(source.read(index))
         wanted, _ = reference.states(row.token_ids.tolist())
         # The last entry stands for the normed last state.
@@ -48,7 +49,9 @@ def prove_layers(source: Source, model: ModelInfo, rows: int, trust_remote_code:
                 f"{found} (relative error {worst[column, native]:.1e} against what was said)",
                 "correct --source-layer-ids, --source-layer-convention or --model",
             )
-    console.print(f"{rows} rows recomputed: the source holds layers {source.layers}", highlight=False, soft_wrap=True)
+    console.print(
+        f"{len(chosen)} rows recomputed: the source holds layers {source.layers}", highlight=False, soft_wrap=True
+    )
 
 
 def _name(native: int, num_layers: int) -> str:

@@ -30,7 +30,7 @@ class StageProgress:
     """Counts rows and tokens; a bar on a terminal, a line now and then elsewhere."""
 
     def __init__(self, name: str, total: int | None, unit: str, bar: Progress | None) -> None:
-        self._name, self._total, self._unit, self._bar = name, total, unit, bar
+        self._name, self.total, self._unit, self._bar = name, total, unit, bar
         self._note = ""
         self._task = bar.add_task(name, total=total, rate="") if bar else None
         self._started = self._last_line = time.monotonic()
@@ -38,6 +38,12 @@ class StageProgress:
         """Times within the window, and what was done by then: rows, tokens."""
         self.rows = 0
         self.tokens = 0
+
+    def expect(self, total: int) -> None:
+        """There will be ``total`` units in all: more, or fewer, than was known at the start."""
+        self.total = total
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, total=total)
 
     def advance(self, rows: int, tokens: int, note: str = "") -> None:
         """Count finished work; ``note`` is shown behind the rate."""
@@ -55,7 +61,7 @@ class StageProgress:
         elif now - self._last_line >= _SECONDS_BETWEEN_LINES:
             self._last_line = now
             console.print(
-                f"{self._name}: {self.rows}/{self._total or '?'} {self._unit}, {self._rate()}{self._left()}",
+                f"{self._name}: {self.rows}/{self.total or '?'} {self._unit}, {self._rate()}{self._left()}",
                 highlight=False,
                 soft_wrap=True,
             )
@@ -76,9 +82,9 @@ class StageProgress:
 
     def _left(self) -> str:
         seconds, rows, _ = self._lately()
-        if not self._total or not rows or len(self._since) < 2:
+        if not self.total or not rows or len(self._since) < 2:
             return ""
-        return f", {seconds / rows * (self._total - self.rows):.0f} s left"
+        return f", {seconds / rows * (self.total - self.rows):.0f} s left"
 
 
 @contextlib.contextmanager

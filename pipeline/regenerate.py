@@ -89,8 +89,8 @@ def regenerate(config: RegenerateConfig) -> Regenerated:
         clear_leftovers(config.output_dir)
         result = Regenerated()
         target, part = config.output_dir / NAME, config.output_dir / _PART
-        if target.exists():
-            part.unlink(missing_ok=True)
+        # The part goes last: where both are there, a run was killed before its manifest was complete.
+        if target.exists() and not part.exists():
             _count(target, result)
             result.kept = result.conversations
         else:
@@ -139,6 +139,7 @@ def _ask_all(
         config.output_dir, "regenerate", run, facts, counts=result.counts(),
         skipped=result.skipped[:_LISTED], complete=True,
     )  # fmt: skip
+    part.unlink()
 
 
 def _check(config: RegenerateConfig) -> None:
@@ -270,7 +271,6 @@ def _publish(part: Path, target: Path) -> None:
             if json.loads(line)["messages"]:
                 sink.write(line)  # type: ignore[arg-type]
     sync_folder(target.parent)
-    part.unlink()
 
 
 def _count(path: Path, result: Regenerated) -> None:

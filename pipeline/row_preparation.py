@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +13,12 @@ from pipeline.conversation_files import RawRow
 from pipeline.conversations import RowFault
 from pipeline.masking import THINKING_END, TemplateRefusal, mask_conversation
 from pipeline.tokenizers import load_tokenizer
+from shims.errors import SpecshimError
+from shims.guardian import guarding
 
 _AT_ONCE = 32
 """Rows handed to a process at once."""
+_LOOK_EVERY = 1.0  # seconds without rows after which the processes are looked at
 
 
 @dataclass(frozen=True)
@@ -91,14 +95,46 @@ def prepare_rows(
 
     Args:
         tokenizer: this process's; the others load their own.
+
+    Raises:
+        SpecshimError: one of the processes was killed.
     """
     if workers == 1:
         for raw in rows:
             yield prepare_row(raw, tokenizer, settings)
         return
     # Started afresh, not forked: a tokenizer has threads of its own.
-    with multiprocessing.get_context("spawn").Pool(workers, _start, (settings,)) as pool:
-        yield from pool.imap(_work, rows, chunksize=_AT_ONCE)
+    before = multiprocessing.active_children()
+    with guarding(), multiprocessing.get_context("spawn").Pool(workers, _start, (settings,)) as pool:
+        processes = [process for process in multiprocessing.active_children() if process not in before]
+        prepared = pool.imap(_work, _parts(rows))
+        while True:
+            try:
+                part = prepared.next(_LOOK_EVERY)
+            except StopIteration:
+                return
+            except multiprocessing.TimeoutError:
+                _refuse_dead(processes)
+                continue
+            yield from part
+
+
+def _parts(rows: Iterable[RawRow]) -> Iterator[list[RawRow]]:
+    remaining = iter(rows)
+    while part := list(itertools.islice(remaining, _AT_ONCE)):
+        yield part
+
+
+def _refuse_dead(processes: Sequence[Any]) -> None:
+    """The pool replaces a process that was killed, and waits for its rows without end."""
+    dead = [process for process in processes if process.exitcode is not None]
+    if dead:
+        raise SpecshimError(
+            f"prepare --workers, process {dead[0].pid}",
+            "to stay alive",
+            "it ended without a word (killed from outside, or by the kernel for memory: see dmesg)",
+            "repeat the command, with fewer --workers if memory was short",
+        )
 
 
 _worker: tuple[Any, Settings] | None = None
@@ -111,6 +147,6 @@ def _start(settings: Settings) -> None:
     _worker = load_tokenizer(settings.model_path, settings.trust_remote_code), settings
 
 
-def _work(raw: RawRow) -> Tokenized | Refused:
+def _work(rows: Sequence[RawRow]) -> list[Tokenized | Refused]:
     assert _worker is not None
-    return prepare_row(raw, *_worker)
+    return [prepare_row(raw, *_worker) for raw in rows]

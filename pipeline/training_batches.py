@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from pipeline.formats import DamagedRow, StateRow
 from pipeline.formats.stores import Remote, RowStore
 from pipeline.lock import leave_to_parent
 from pipeline.training_series import Series
@@ -94,7 +95,7 @@ class PackedRows:
         batch: Batch = {"extents": []}
         at = 0
         for position in group:
-            row = self._store.read(self._rows[int(position)])
+            row = self._read(self._rows[int(position)])
             length = min(len(row.token_ids) - 1, self._max - at)
             if length <= 0:
                 break
@@ -115,6 +116,18 @@ class PackedRows:
         for name in batch.keys() - {"extents"}:
             batch[name][0, at:].zero_()
         return batch
+
+    def _read(self, index: int) -> StateRow:
+        try:
+            return self._store.read(index)
+        except (DamagedRow, FileNotFoundError) as damage:
+            # They were whole when the training began.
+            raise SpecshimError(
+                f"row {index} in {self._store.locate(index)}",
+                "a whole row",
+                str(damage),
+                "look at the disk and at who writes there; run the same `specshim extract` again to repair it",
+            ) from damage
 
     def _unfilled(self, auxiliary: int, hidden: int) -> Batch:
         import torch

@@ -1,8 +1,9 @@
 """`specshim train --nnodes N …`: one training as equal processes on several machines, by torchrun or Ray Train.
 
-Both only start processes and start them again when one dies; the training itself reads its rank from the environment
-(RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT: https://pytorch.org/docs/stable/elastic/run.html) and goes on
-from its last checkpoint. Data, vocabulary, model and output folder have to be on storage that all machines share.
+Both only start processes and start them again when one dies; one that is refused is not tried again. The training
+itself reads its rank from the environment (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT:
+https://pytorch.org/docs/stable/elastic/run.html) and goes on from its last checkpoint. Data, vocabulary, model and
+output folder have to be on storage that all machines share.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from pipeline import refusal
 from pipeline.replicas.ray_cluster import connected
 from shims.errors import SpecshimError, UsageError
 from shims.guardian import guarding
@@ -103,14 +105,18 @@ def launch(arguments: Sequence[str], program: Sequence[str] = PROGRAM) -> None:
         program: what each process runs, behind the interpreter.
 
     Raises:
-        UsageError: an option cannot be used.
+        UsageError: an option cannot be used, or the training was refused.
         SpecshimError: the processes died more often than allowed.
     """
     how, rest = parse(arguments)
     if how.launcher == RAY_TRAIN:
         _with_ray_train(how, [*program, *rest])
         return
-    code = _ended(torchrun(how, [*program, *rest]))
+    with refusal.asked_for() as file:
+        code = _ended(torchrun(how, [*program, *rest]), os.environ | {refusal.VARIABLE: str(file)})
+        refused = refusal.told(file)
+    if refused is not None:
+        raise UsageError(*refused)
     if code:
         raise SpecshimError(
             f"torchrun, {how.nproc_per_node} processes on this machine",
@@ -121,12 +127,12 @@ def launch(arguments: Sequence[str], program: Sequence[str] = PROGRAM) -> None:
         )
 
 
-def _ended(command: Sequence[str]) -> int:
+def _ended(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run torchrun to its end; when this process is asked to end, or is killed, the training's processes end, too.
 
     They have sessions of their own, and torchrun does nothing for them when it is killed: it has to be asked.
     """
-    with guarding(), subprocess.Popen(command, start_new_session=True) as process:
+    with guarding(), subprocess.Popen(command, env=environment, start_new_session=True) as process:
         try:
             return process.wait()
         except BaseException:
@@ -173,31 +179,61 @@ def _with_ray_train(how: Launch, program: Sequence[str]) -> None:
                 f"{have} in this Ray cluster",
                 "give smaller numbers, or add machines",
             )
+        refusals = ray.remote(num_cpus=0)(_Refusals).remote()
         trainer = TorchTrainer(
             _run_process,
-            train_loop_config={"program": list(program), "folder": str(Path.cwd())},
+            train_loop_config={"program": list(program), "folder": str(Path.cwd()), "refusals": refusals},
             # Ray's own group only carries the address; the training makes its own.
             torch_config=TorchConfig(backend="gloo"),
             scaling_config=ScalingConfig(num_workers=workers, use_gpu=bool(gpus)),
             run_config=RunConfig(failure_config=FailureConfig(max_failures=how.max_restarts)),
         )
+        failure = None
         try:
             trainer.fit()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  told of below, if it was no refusal
+            failure = error
+        refused = ray.get(refusals.told.remote())
+        if refused is not None:
+            raise UsageError(*refused)
+        if failure is not None:
             raise SpecshimError(
                 f"Ray Train, {workers} processes",
                 "to end well",
-                f"{type(error).__name__}: {str(error).strip()[:2000] or 'no message'}",
+                f"{type(failure).__name__}: {str(failure).strip()[:2000] or 'no message'}",
                 "the same command goes on from the last checkpoint",
-            ) from error
+            ) from failure
+
+
+class _Refusals:
+    """An actor that keeps a refusal, on whichever machine it was."""
+
+    def __init__(self) -> None:
+        self._refused: refusal.Parts | None = None
+        self._begun: set[int] = set()
+
+    def begins(self, rank: int) -> bool:
+        """Whether this is the rank's first start."""
+        first = rank not in self._begun
+        self._begun.add(rank)
+        return first
+
+    def tell(self, parts: refusal.Parts) -> None:
+        self._refused = self._refused or parts
+
+    def told(self) -> refusal.Parts | None:
+        return self._refused
 
 
 def _run_process(config: dict[str, Any]) -> None:
     """One rank: the training in a process of its own, so that it is the same as under torchrun."""
+    import ray
     import torch.distributed as dist
     from ray import train, util
 
-    context = train.get_context()
+    context, refusals = train.get_context(), config["refusals"]
+    if ray.get(refusals.told.remote()) is not None:
+        return
     address: list[Any] = [None]
     if context.get_world_rank() == 0:
         with socket.socket() as free:
@@ -214,8 +250,13 @@ def _run_process(config: dict[str, Any]) -> None:
         "MASTER_PORT": str(port),
     }
     # Ray may kill this process: what it left behind would wait for the others, with the folder's lock in hand.
-    with guarding():
+    with guarding(), refusal.asked_for() as file:
+        if ray.get(refusals.begins.remote(context.get_world_rank())):
+            environment[refusal.VARIABLE] = str(file)
         code = subprocess.run([sys.executable, *config["program"]], env=environment, cwd=config["folder"]).returncode
+        refused = refusal.told(file)
+    if refused is not None:
+        ray.get(refusals.tell.remote(refused))
     if code:
         raise RuntimeError(f"rank {environment['RANK']} ended with exit code {code}; what it said is above")
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.devices import device_type
+from pipeline.devices import device_type, make_current
 from shims.errors import UsageError
 
 _HERE = "specshim/first"
@@ -115,18 +115,14 @@ def ranks_of_environment() -> Ranks:
 class joined:
     """The processes' group while the block runs: NCCL between GPUs, gloo between CPUs; none for one process.
 
-    A GPU that is named is the current one from then on, as pinned memory and timers have no other: one process, too,
-    would otherwise be on the first GPU beside its own.
+    A GPU that is named is the current one from then on.
     """
 
     def __init__(self, ranks: Ranks, device: str) -> None:
         self._ranks, self._device = ranks, device
 
     def __enter__(self) -> Ranks:
-        if self._device.startswith("cuda:"):
-            import torch
-
-            torch.cuda.set_device(torch.device(self._device))
+        make_current(self._device)
         if self._ranks.size > 1:
             import torch.distributed as dist
 

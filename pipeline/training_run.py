@@ -16,7 +16,7 @@ from pipeline import training_parallel as parallel
 from pipeline.config import TrainConfig
 from pipeline.object_store.keeping import kept_rows
 from pipeline.places import open_data
-from pipeline.progress import console, stage_progress
+from pipeline.progress import StageProgress, console, stage_progress
 from pipeline.training_attention import DENSE_ATTENTION, choose_attention
 from pipeline.training_batches import AHEAD, BatchStream, PackedRows
 from pipeline.training_checkpoint import Progress
@@ -91,6 +91,7 @@ class Run:
         self._streams = self._make_streams()
         self._trainer = self._make_trainer()
         self._log: MetricsLog | None = None
+        self._bar: StageProgress | None = None
         self._began = 0.0
 
     def _computing_dtype(self) -> str:
@@ -244,13 +245,12 @@ class Run:
             self._restore(resume)
             console.print(f"going on from step {self._progress.step}", highlight=False)
         progress = self._progress
-        total = config.max_steps or config.epochs * len(self._streams[0])
         events = Events(config.output_dir / EVENTS_FOLDER, progress.step) if self._wants_events() else None
         self._began = time.monotonic() - progress.seconds
         with contextlib.ExitStack() as stack:
             if events is not None:
                 stack.callback(events.close)
-            bar = stack.enter_context(stage_progress("train", total - progress.step, unit="steps"))
+            self._bar = bar = stack.enter_context(stage_progress("train", self._steps_to_come(), unit="steps"))
             self._log = stack.enter_context(
                 metrics_to(
                     MetricsLog(
@@ -283,13 +283,22 @@ class Run:
 
     def _epochs(self) -> None:
         config, progress = self._config, self._progress
+        assert self._bar is not None
         while progress.epoch < config.epochs and not progress.stopped:
+            self._streams[0].set_epoch(progress.epoch)
+            self._bar.expect(self._bar.rows + self._steps_to_come())
             self._streams[0].skip(progress.position)
             self._trainer.train_epoch(progress.epoch)
             if not self._validated():
                 self._judge(self._validate())
             progress.epoch, progress.position = progress.epoch + 1, 0
             self._save()
+
+    def _steps_to_come(self) -> int:
+        """What is left of this epoch, and of the next ones if they are as long: each packs its rows anew."""
+        config, progress, of_epoch = self._config, self._progress, len(self._streams[0])
+        steps = (config.epochs - progress.epoch) * of_epoch - progress.position
+        return min(steps, config.max_steps - progress.step) if config.max_steps else steps
 
     def _before_step(self, tokens: int) -> None:
         if self._log is not None:

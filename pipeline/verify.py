@@ -11,7 +11,7 @@ from rich.table import Table
 
 from pipeline import manifest
 from pipeline.config import VerifyConfig
-from pipeline.devices import check_device
+from pipeline.devices import check_device, make_current
 from pipeline.formats import StateRow, float8
 from pipeline.formats.registry import NORMED, RESIDUAL
 from pipeline.formats.stores import RowStore
@@ -145,6 +145,7 @@ def _verify(config: VerifyConfig, view: View) -> Verified:
     if config.threshold is not None and not 0 < config.threshold < 1:
         raise UsageError("--threshold", "a number between 0 and 1", str(config.threshold), "give such a number")
     check_device("--device", config.device)
+    make_current(config.device)
     model = None if config.structure_only or config.model is None else _matching_model(config, config.model, record)
     prepared = (
         PreparedFile(config.prepared, record["model"]["vocab_size"], "--prepared-data") if config.prepared else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -230,6 +231,23 @@ def test_an_arrow_folder_of_another_tool_brings_its_masks(place: Path) -> None:
 
 
 # damage, going on, options
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda folder: (folder / "hidden_states" / "hs_0.safetensors").write_bytes(b"x" * 40), "a whole row"),
+        (lambda folder: shutil.rmtree(folder / "hidden_states"), "without a gap"),
+        (lambda folder: (folder / "hidden_states" / "hs_3.safetensors").unlink(), "no row 3"),
+        (lambda folder: (folder / "state.json").write_text("{}"), "an Arrow table"),
+    ],
+)
+def test_damage_of_another_tools_rows_is_told_in_words(place: Path, spoil: Callable[[Path], Any], words: str) -> None:
+    moved(place, "states", "foreign", "speculators-0.5")
+    (place / "foreign" / "manifest.json").unlink()
+    spoil(place / "foreign")
+    with pytest.raises(UsageError, match=words):
+        foreign(place, source_format="speculators-0.5")
 
 
 def test_damage_is_not_carried_on(place: Path) -> None:

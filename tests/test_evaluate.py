@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,9 @@ from pipeline.evaluation.report import JSON_NAME, PICTURE_NAME, TEXT_NAME  # noq
 from pipeline.evaluation.request import DRAFT, NONE, EngineAnswer  # noqa: E402
 from pipeline.evaluation.results import REPLAY, acceptance_in  # noqa: E402
 from pipeline.extract import extract  # noqa: E402
-from pipeline.formats.hs_safetensors import row_path  # noqa: E402
-from pipeline.model_info import read_model  # noqa: E402
+from pipeline.formats.hs_safetensors import read_row, row_path, write_row  # noqa: E402
+from pipeline.formats.stores import FileStore  # noqa: E402
+from pipeline.model_info import read_model, sha256_file  # noqa: E402
 from pipeline.prepare import prepare  # noqa: E402
 from pipeline.serving.trained import manifest_of  # noqa: E402
 from pipeline.vocab import build_vocab, load_mapping  # noqa: E402
@@ -228,6 +230,75 @@ def test_what_is_finished_is_kept_and_what_changed_is_made_again(
         assert again.as_dict() == first.as_dict()
         with pytest.raises(AssertionError):
             evaluate(place.config("twice", steps=1))
+
+
+def test_states_that_were_extracted_anew_and_another_draft_are_evaluated_anew(place: Place, tmp_path: Path) -> None:
+    """What was kept from before would be the numbers of what is gone."""
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(place.states, tmp_path / "states")
+    shutil.copytree(place.training, tmp_path / "training")
+    config = replace(place.config("anew", data=tmp_path / "states", untrained=True), draft=tmp_path / "training")
+    first = evaluate(config)
+
+    file = tmp_path / "states" / manifest.FILE_NAME
+    record = json.loads(file.read_text())
+    for index in range(record["counts"]["rows"]):
+        row = read_row(row_path(tmp_path / "states", index))
+        wrong = replace(row, states=row.states.flip(0))
+        write_row(row_path(tmp_path / "states", index), wrong, dict(row.header))
+    file.write_text(json.dumps(record | {"created": "later"}))
+    assert first_share(evaluate(config)) < first_share(first) / 2
+
+    weights = tmp_path / "training" / "draft" / "model.safetensors"
+    tensors = {name: part * (2 if name == "norm.weight" else 1) for name, part in load_file(weights).items()}
+    save_file(tensors, weights)
+    evaluate(config)
+    assert sha256_file(weights) in (place.root / "anew" / "untrained" / "made_from.json").read_text()
+
+
+def test_a_row_is_checked_once(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = list[int]()
+    own = FileStore.check
+
+    def counted(self: FileStore, index: int, wanted: Any) -> int:
+        checked.append(index)
+        return own(self, index, wanted)
+
+    monkeypatch.setattr(FileStore, "check", counted)
+    held_out = HeldOut(place.states, manifest_of(place.training))
+    assert [row.index for row in held_out.each()] == held_out.rows
+    assert sorted(checked) == list(range(24))
+
+
+def test_another_number_of_rows_than_the_training_drew_from_is_refused(place: Place) -> None:
+    """It would be another split, with rows that were trained on."""
+    record = manifest_of(place.training)
+    assert record is not None
+    drawn = {"inputs": {**record["inputs"], "rows": 24}}
+    assert HeldOut(place.states, record | drawn).rows == HeldOut(place.states, record).rows
+    drawn["inputs"]["rows"] = 23
+    with pytest.raises(UsageError, match="another one, with rows that were trained on"):
+        HeldOut(place.states, record | drawn)
+    assert len(HeldOut(place.states, record | drawn, "all").rows) == 24
+
+
+@pytest.mark.parametrize(("device", "current"), [("cuda:1", ["cuda:1"]), ("cuda", []), ("auto", [])])
+def test_a_gpu_that_is_named_is_the_current_one(
+    place: Place, monkeypatch: pytest.MonkeyPatch, device: str, current: list[str]
+) -> None:
+    found = list[str]()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda named: found.append(str(named)))
+
+    def stop(*_given: Any) -> Any:
+        raise InterruptedError
+
+    monkeypatch.setattr(evaluate_module, "task_of", stop)
+    with pytest.raises(InterruptedError):
+        evaluate(place.config("gpu", device=device))
+    assert found == current
 
 
 def test_rows_that_were_trained_on_are_not_looked_at(place: Place) -> None:

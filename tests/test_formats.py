@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -282,6 +283,14 @@ def test_a_part_cut_off_anywhere_goes_on_without_a_whole_row_lost(
     again.close()
     assert not list(folder.rglob("*.part")) and again.indices() == [0, 1, 2, 3]
     assert all(same(again.read(index), plain_row(seed=index)) for index in range(4))
+
+
+def test_shards_of_two_sizes_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, "sharded", *[plain_row(seed=index) for index in range(3)])
+    shards = tmp_path / "shards"
+    shutil.copy(next(shards.iterdir()), shards / "rows-000000000-000000008.tar")
+    with pytest.raises(UsageError, match="shards of one size"):
+        get_format("sharded").open(tmp_path, 3)
 
 
 def test_a_damaged_row_of_a_full_shard_is_replaced_and_the_others_stay(tmp_path: Path) -> None:

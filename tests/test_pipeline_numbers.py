@@ -136,6 +136,19 @@ def test_a_device_that_is_not_here_is_named(place: Path) -> None:
             verify_module.verify(VerifyConfig(place / "states", str(place / "model"), device=device))
 
 
+@pytest.mark.parametrize(("device", "current"), [("cuda:1", ["cuda:1"]), ("cuda", []), ("cpu", [])])
+def test_a_gpu_that_is_named_is_the_current_one(
+    place: Path, monkeypatch: pytest.MonkeyPatch, device: str, current: list[str]
+) -> None:
+    found, when_computing = list[str](), list[list[str]]()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda named: found.append(str(named)))
+    monkeypatch.setattr(verify_module, "_compare", lambda *given: when_computing.append(list(found)))
+    verify_module.verify(VerifyConfig(place / "states", str(place / "model"), device=device))
+    assert when_computing == [current]
+
+
 def test_states_of_another_model_are_refused(place: Path) -> None:
     other = write_model(place / "other", hidden=64)
     write_weights(other, seed=1)

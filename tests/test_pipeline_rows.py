@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,10 +16,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 
 from pipeline.content_checks import fault_of_states  # noqa: E402
-from pipeline.formats import DamagedRow, StateRow  # noqa: E402
-from pipeline.formats.hs_safetensors import check_row, read_row, row_indices, row_path, write_row  # noqa: E402
+from pipeline.formats import DamagedRow, StateRow, Wanted  # noqa: E402
+from pipeline.formats.hs_safetensors import check_file, read_row, row_path, write_row  # noqa: E402
 
-SHAPE = {"num_layers": 2, "hidden_size": 3}
+SHAPE = Wanted(num_layers=2, hidden_size=3)
 
 
 def make_row(dtype: torch.dtype = torch.float32) -> StateRow:
@@ -33,8 +35,8 @@ def test_round_trip_is_exact(tmp_path: Path, dtype: str) -> None:
     assert torch.equal(back.states, row.states) and back.states.dtype == row.states.dtype
     assert torch.equal(back.token_ids, row.token_ids) and torch.equal(back.loss_mask, row.loss_mask)
     assert back.row_id == "row-a"
-    assert check_row(path, **SHAPE, dtype=dtype, metadata={"model_fingerprint": "f"}, token_ids=[0, 1, 2, 3, 4]) == 5
-    assert row_indices(tmp_path) == [7]
+    wanted = replace(SHAPE, dtype=dtype, header={"model_fingerprint": "f"}, token_ids=[0, 1, 2, 3, 4])
+    assert check_file(path, wanted) == 5
     assert sorted(entry.name for entry in path.parent.iterdir()) == ["hs_7.safetensors"]
 
 
@@ -44,16 +46,16 @@ def test_round_trip_is_exact(tmp_path: Path, dtype: str) -> None:
         ({"num_layers": 3}, "hidden_states"),
         ({"hidden_size": 4}, "hidden_states"),
         ({"dtype": "bfloat16"}, "float32"),
-        ({"metadata": {"model_fingerprint": "other"}}, "model_fingerprint"),
+        ({"header": {"model_fingerprint": "other"}}, "model_fingerprint"),
         ({"token_ids": [0, 1, 2, 3, 5]}, "token ids"),
         ({"token_ids": [0, 1, 2, 3]}, "token ids"),
     ],
 )
-def test_a_row_of_something_else_is_damaged(tmp_path: Path, wanted: dict[str, object], words: str) -> None:
+def test_a_row_of_something_else_is_damaged(tmp_path: Path, wanted: dict[str, Any], words: str) -> None:
     path = row_path(tmp_path, 0)
     write_row(path, make_row(), {"model_fingerprint": "f"})
     with pytest.raises(DamagedRow, match=words):
-        check_row(path, **(SHAPE | wanted))  # type: ignore[arg-type]
+        check_file(path, replace(SHAPE, **wanted))
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -65,12 +67,12 @@ def test_a_truncated_or_mutated_file_never_crashes_the_reader(tmp_path: Path, da
     if data.draw(st.booleans()):
         path.write_bytes(content[: data.draw(st.integers(0, len(content) - 1))])
         with pytest.raises(DamagedRow):
-            check_row(path, **SHAPE)
+            check_file(path, SHAPE)
         return
     content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
     path.write_bytes(content)
     try:
-        check_row(path, **SHAPE)
+        check_file(path, SHAPE)
         read_row(path)
     except DamagedRow as damage:
         assert str(damage)

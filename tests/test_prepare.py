@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,11 @@ from pyarrow import parquet  # noqa: E402
 
 from pipeline.__main__ import main  # noqa: E402
 from pipeline.config import PrepareConfig  # noqa: E402
+from pipeline.conversation_files import ConversationFiles  # noqa: E402
 from pipeline.prepare import Prepared, prepare  # noqa: E402
-from shims.errors import UsageError  # noqa: E402
+from pipeline.row_preparation import Settings, Tokenized, prepare_rows  # noqa: E402
+from pipeline.tokenizers import load_tokenizer  # noqa: E402
+from shims.errors import SpecshimError, UsageError  # noqa: E402
 
 ALTERNATES = (
     "{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
@@ -145,6 +149,18 @@ def test_a_bad_row_in_another_process_is_named_with_its_line(model: Path, tmp_pa
     source = write_jsonl(tmp_path / "a.jsonl", [*rows(40), {"id": "bad"}])
     with pytest.raises(UsageError, match=r"a\.jsonl:41"):
         run(model, source, workers=2)
+
+
+def test_a_process_that_is_killed_ends_the_run_in_words(model: Path, tmp_path: Path) -> None:
+    """It was waited for without end."""
+    source = ConversationFiles(write_jsonl(tmp_path / "in.jsonl", rows(3000)))
+    settings = Settings(str(model), False, vocab_size=300, max_seq_len=2048)
+    prepared = prepare_rows(source.rows(), load_tokenizer(str(model), False), settings, 2)
+    assert isinstance(next(prepared), Tokenized)
+    for child in multiprocessing.active_children():
+        child.kill()
+    with pytest.raises(SpecshimError, match="fewer --workers"):
+        list(prepared)
 
 
 # left out and counted

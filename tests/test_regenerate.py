@@ -93,6 +93,26 @@ def test_a_killed_run_goes_on_and_equals_an_undisturbed_one(place: Path, monkeyp
     assert run(place, monkeypatch, idle).kept == 8 and not idle.asked
 
 
+def test_a_run_killed_between_its_conversations_and_its_manifest_is_completed(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_given: Any, **_fields: Any) -> None:
+        raise InterruptedError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module.run_history, "end", killed)
+        with pytest.raises(InterruptedError):
+            run(place, monkeypatch, Echo())
+    manifest, conversations = place / "out" / "manifest.json", place / "out" / "conversations.jsonl"
+    before = conversations.read_bytes()
+    assert not json.loads(manifest.read_text())["complete"]
+    idle = Echo()
+    assert run(place, monkeypatch, idle).kept == 8 and not idle.asked
+    record = json.loads(manifest.read_text())
+    assert record["complete"] and record["counts"]["rows"] == 8 and conversations.read_bytes() == before
+    assert not (place / "out" / "conversations.jsonl.part").exists()
+
+
 def test_a_conversation_ends_before_a_question_without_an_answer(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [turns("a", "silence", "b"), turns("silence"), turns("cut"), turns("a", "too long")]
     (place / "in.jsonl").write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))

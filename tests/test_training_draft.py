@@ -98,6 +98,22 @@ def test_what_a_server_would_pass_over_is_refused(
         refuse_incomplete(tmp_path / "draft", data)
 
 
+def test_a_row_that_is_gone_amid_a_training_is_named(place: Path, tmp_path: Path) -> None:
+    from pipeline.formats.registry import open_rows
+    from pipeline.training_batches import BatchStream, PackedRows
+    from pipeline.training_series import SERIES
+
+    data = check_inputs(settings(place, "looked at"))
+    shutil.copytree(place / "states", tmp_path / "states")
+    rows = PackedRows(
+        open_rows(tmp_path / "states", data.record), [0, 3], [data.lengths[0], data.lengths[3]], SERIES[0],
+        max_tokens=256, dtype=torch.float32,
+    )  # fmt: skip
+    (tmp_path / "states" / "hidden_states" / "hs_3.safetensors").unlink()
+    with pytest.raises(SpecshimError, match=r"hs_3\.safetensors"):
+        list(BatchStream(rows, [[[0], [1]]]))
+
+
 def test_noise_is_the_same_for_a_row_and_an_epoch(place: Path) -> None:
     from pipeline.formats.registry import open_rows
     from pipeline.training_batches import PackedRows

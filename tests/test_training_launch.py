@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import training_launch
+from pipeline import refusal, training_launch
 from pipeline.training_launch import Launch, launch, parse, torchrun, wanted
 from shims.errors import SpecshimError, UsageError
 from shims.guardian import identity
@@ -70,6 +70,43 @@ def test_torchrun_starts_processes_that_find_each_other(tmp_path: Path) -> None:
         launch(["--nnodes", "1", "--nproc-per-node", "2", "--max-restarts", "0", str(out), "--fail"], [RANKS])
 
 
+def train_refused(tmp_path: Path, *flags: str) -> list[str]:
+    """Launch a training without data; returns the lines of its stderr."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    flags = ("--nnodes=1", "--nproc-per-node=1", "--max-restarts=2", *flags)
+    command = [sys.executable, "-m", "pipeline", "train", *flags]
+    ended = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert ended.returncode == 2, ended.stderr
+    return ended.stderr.splitlines()
+
+
+def test_what_is_refused_is_not_tried_again(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    inputs = ("--data=nowhere", "--vocab=v", "--model=m", "--output-dir=out", "--device=cpu")
+    lines = train_refused(tmp_path, *inputs)
+    refused = [number for number, line in enumerate(lines) if line == "--data nowhere"]
+    assert len(refused) == 2, "\n".join(lines)  # by the process, and as the last word
+    assert lines[refused[1] :] == lines[refused[0] : refused[0] + 4]
+    unknown = train_refused(tmp_path, *inputs, "--no-such-flag")
+    assert sum("No such option" in line for line in unknown) == 1 and "train --help" in unknown[-1]
+
+
+def test_what_was_accepted_once_may_be_refused_and_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that died may hold the folder for a moment more."""
+    file = tmp_path / "refusal.json"
+    error = UsageError("--output-dir", "a folder that no other run is writing to", "process 7", "wait")
+    monkeypatch.setenv(refusal.VARIABLE, str(file))
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    refusal.tell(error)
+    assert refusal.told(file) is None
+    refusal.end_if_told()
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    refusal.tell(error)
+    assert refusal.told(file) == error.args
+    with pytest.raises(SystemExit, match="2"):
+        refusal.end_if_told()
+
+
 LAUNCH = """
 import sys
 from pipeline.__main__ import _signals_raise
@@ -112,6 +149,8 @@ def test_ray_train_starts_the_same_processes(tmp_path: Path, monkeypatch: pytest
     assert json.loads(out.read_text()) == {"size": 2, "total": 3, "local": "0", "given": ["--lr", "1"]}
     with pytest.raises(SpecshimError, match="exit code 3"):
         launch([*common, "--max-restarts", "0", str(out), "--fail"], [RANKS])
+    with pytest.raises(UsageError, match="nowhere"):
+        launch([*common, "--max-restarts", "3", "--data=nowhere", "--vocab=v", "--model=m", "--output-dir=out"])
     with pytest.raises(UsageError, match="CPU cores"):
         launch(["--nnodes", "9", "--nproc-per-node", "99", *common[4:]], [RANKS])
 

@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,8 +24,10 @@ pytest.importorskip("safetensors")
 pytest.importorskip("speculators")
 
 from pipeline import training_checkpoint as checkpoints  # noqa: E402
+from pipeline import training_run  # noqa: E402
 from pipeline.config import TrainConfig  # noqa: E402
 from pipeline.lock import exclusive  # noqa: E402
+from pipeline.progress import stage_progress  # noqa: E402
 from pipeline.train import train  # noqa: E402
 from pipeline.training_checkpoint import Progress  # noqa: E402
 from pipeline.training_metrics import read_metrics  # noqa: E402
@@ -199,3 +203,21 @@ def test_patience_ends_a_training_that_no_longer_gets_better(place: Path) -> Non
     lines = [line for line in read_metrics(result.metrics) if line["kind"] == "val"]
     best = min(lines[1:], key=lambda line: float(line["loss"]))
     assert result.best_step == best["step"] and result.best["loss"] == best["loss"]
+
+
+def test_the_bar_counts_the_steps_that_there_are(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each epoch packs its rows anew, into a batch more or less: 18 of 20 steps were the end."""
+    shown: list[Any] = []
+
+    @contextmanager
+    def kept(*given: Any, **options: Any) -> Iterator[Any]:
+        with stage_progress(*given, **options) as bar:
+            shown.append((bar, bar.total))
+            yield bar
+
+    monkeypatch.setattr(training_run, "stage_progress", kept)
+    result = train(settings(place, "counted", seed=1, epochs=4, max_steps=0, val_steps=0, save_steps=0))
+    [(bar, at_first)] = shown
+    assert bar.rows == bar.total == result.steps != at_first
+    train(settings(place, "few", epochs=1, max_steps=500, val_steps=0, save_steps=0))
+    assert shown[1][0].rows == shown[1][0].total < 500

@@ -19,8 +19,8 @@ def with_layers(draft: DraftFolder, ids: Sequence[int], output: Path) -> DraftFo
     """
     output.mkdir(parents=True, exist_ok=True)
     write_text(output / "config.json", json.dumps(draft.config | {KEY: list(ids)}, indent=2) + "\n")
+    for link in output.glob(WEIGHTS):  # of another draft, maybe
+        link.unlink()
     for file in draft.path.glob(WEIGHTS):
-        link = output / file.name
-        link.unlink(missing_ok=True)
-        link.symlink_to(file.resolve())
+        (output / file.name).symlink_to(file.resolve())
     return read_draft(output)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,6 @@ from pipeline.model_info import ModelInfo
 from pipeline.reference import Reference
 from pipeline.training_data import split_rows
 from shims.errors import UsageError
-
-_RECORDED = "held_out_rows"
 
 
 @dataclass(frozen=True)
@@ -58,17 +57,14 @@ class HeldOut:
         self.normed = self.record.get("last_state", RESIDUAL) == NORMED
         self.fingerprint = str(self.record["model"]["fingerprint"])
         self._store = open_rows(folder, self.record)
+        self._checked: set[int] = set()
         self.rows = self._chosen(training, which)
 
     def _chosen(self, training: dict[str, Any] | None, which: str) -> list[int]:
         left_out = {bad["row"] for bad in self.record.get("bad_rows", [])}
-        usable = [
-            index
-            for index in range(int(self.record["counts"]["rows"]))
-            if index not in left_out and any(self.row(index).mask[1:])
-        ]
+        there = [index for index in range(int(self.record["counts"]["rows"])) if index not in left_out]
         if which == "all":
-            return usable
+            return [index for index in there if self._first_trainable(index)]
         if training is None:
             raise UsageError(
                 "--rows held-out", "a draft with the manifest of its training, which tells the split", "no manifest",
@@ -80,13 +76,21 @@ class HeldOut:
                 f"--data {self.folder}", "the data that the draft was trained on, whose split is known",
                 "other prepared data", "if no row of it was trained on, say so: --rows all",
             )  # fmt: skip
-        if _RECORDED in training:
-            named = {int(index) for index in training[_RECORDED]}
-            return [index for index in usable if index in named]
         # The trainer draws its split from the rows with a trainable token in what it keeps of them.
         limit = int(training["max_seq_len"]) + 1
-        drawn = [index for index in usable if any(self.row(index).mask[1:limit])]
+        drawn = [index for index in there if 0 < self._first_trainable(index) < limit]
+        stated = training.get("inputs", {}).get("rows", len(drawn))
+        if stated != len(drawn):
+            raise UsageError(
+                f"--data {self.folder}", f"the {stated} rows that the training drew its held-out rows from",
+                f"{len(drawn)} of them: the split would be another one, with rows that were trained on",
+                "give the states that the draft was trained on, or others that it was not, with --rows all",
+            )  # fmt: skip
         return split_rows(drawn, float(training["val_share"]), int(training["seed"]))[1]
+
+    def _first_trainable(self, index: int) -> int:
+        """Place of a row's first token to train on; 0 where there is none, since the first token is never predicted."""
+        return next((place for place, bit in enumerate(self.row(index).mask) if bit and place), 0)
 
     def row(self, index: int) -> Row:
         """Tokens and mask of a row.
@@ -94,16 +98,23 @@ class HeldOut:
         Raises:
             UsageError: it is missing, damaged, or another row.
         """
-        try:
+        with self._told(index):
             # A row under another's number would be held out in its place.
-            self._store.check(index, wanted_row(self.record, index))
+            if index not in self._checked:
+                self._store.check(index, wanted_row(self.record, index))
+                self._checked.add(index)
             tokens, mask = self._store.tokens(index)
+        return Row(index, tokens, mask if mask is not None else [1] * len(tokens))
+
+    @contextlib.contextmanager
+    def _told(self, index: int) -> Iterator[None]:
+        try:
+            yield
         except (DamagedRow, FileNotFoundError) as error:
             raise UsageError(
                 f"row {index} in {self._store.locate(index)}", "a whole row", str(error) or "missing",
                 "run the same `specshim extract` again to repair it",
             ) from error  # fmt: skip
-        return Row(index, tokens, mask if mask is not None else [1] * len(tokens))
 
     def each(self) -> Iterator[Row]:
         """All held-out rows."""
@@ -116,7 +127,8 @@ class HeldOut:
 
     def states(self, index: int, auxiliary: Sequence[int], last: int) -> tuple[Any, Any]:
         """(auxiliary states [T, len * H], last states [T, H]) of a row, from the folder."""
-        stored = self._store.read(index).states
+        with self._told(index):
+            stored = self._store.read(index).states
         column = {layer: place for place, layer in enumerate(self.layers.native)}
         return stored[:, [column[layer] for layer in auxiliary]].flatten(1), stored[:, column[last]]
 

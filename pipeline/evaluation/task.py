@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import dataclass
 from typing import Any
 
 from pipeline import manifest
+from pipeline.atomic import write_text
 from pipeline.config import EvaluateConfig
 from pipeline.devices import check_device, device_type
 from pipeline.evaluation.as_fed import with_layers
@@ -23,6 +26,7 @@ from shims.versions import base_release, installed, newest_first
 
 SEED = 0
 _PARTS, _AS_FED, _UNTRAINED = "parts", "as_fed", "untrained"
+_MADE_FROM = "made_from.json"
 FILES = {NONE: "none", NGRAM: "ngram", DRAFT: "draft", UNTRAINED: "untrained"}
 """Kind of an engine -> how the files about it are called."""
 
@@ -144,12 +148,15 @@ def task_of(config: EvaluateConfig, checked: Checked) -> Task:
 
 
 def untrained_draft(task: Task) -> DraftFolder:
-    """The same draft with fresh weights, made once."""
+    """The same draft with fresh weights, made once for each draft."""
     from pipeline.evaluation.draft_model import write_untrained
 
     folder = task.config.output_dir / _UNTRAINED
-    if not (folder / "config.json").is_file():
+    told, made_from = folder / _MADE_FROM, json.dumps(facts_of(task, task.fed), sort_keys=True)
+    if not told.is_file() or told.read_text(encoding="utf-8") != made_from:
+        shutil.rmtree(folder, ignore_errors=True)
         write_untrained(task.fed, task.verifier, folder, SEED, task.config.trust_remote_code)
+        write_text(told, made_from)
     return read_draft(folder)
 
 

@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from pipeline import manifest
 from pipeline.devices import computing_dtype
 from pipeline.evaluation.held_out import HeldOut, Recomputed, Row, States
 from pipeline.evaluation.request import DRAFT, NONE
 from pipeline.evaluation.results import HELD_OUT, REPLAY, Results, name_of
 from pipeline.evaluation.task import FILES, Task, chosen_rows, facts_of
+from pipeline.model_info import sha256_file
 from pipeline.progress import console, stage_progress
 from pipeline.serving.draft_folder import DraftFolder
 from shims.errors import SpecshimError
@@ -37,7 +39,12 @@ def teacher_force(task: Task, results: Results, drafts: Mapping[str, DraftFolder
 
     for kind, draft in drafts.items():
         name = name_of(HELD_OUT, kind)
-        made_from = facts_of(task, draft) | {"rows": [row.index for row in rows], "data": held_out.record["inputs"]}
+        made_from = facts_of(task, draft) | {
+            "rows": [row.index for row in rows],
+            # Extracted anew, the same rows may have other states.
+            "data": sha256_file(held_out.folder / manifest.FILE_NAME),
+            "computed_in": None if stored else _dtype(task),
+        }
         try:
             results.teacher_forced[name] = task.parts.get(
                 f"held_out_{FILES[kind]}", made_from, partial(_measured, task, draft, states, len(rows))
@@ -60,7 +67,7 @@ def replay(task: Task, results: Results, prompts: Sequence[Sequence[int]]) -> No
         Row(number, [*prompt, *said], [0] * len(prompt) + [1] * len(said))
         for number, (prompt, said) in enumerate(zip(prompts, base.outputs, strict=True))
     ]
-    made_from = facts_of(task, task.fed) | {"rows": [row.tokens for row in rows]}
+    made_from = facts_of(task, task.fed) | {"rows": [row.tokens for row in rows], "computed_in": _dtype(task)}
     try:
         results.teacher_forced[name_of(REPLAY, DRAFT)] = task.parts.get(
             "replay_draft", made_from,
@@ -83,10 +90,17 @@ def _stored_states(task: Task, held_out: HeldOut, rows: list[Row]) -> Iterator[S
 
 
 def _recomputed(task: Task) -> Recomputed:
-    dtype = computing_dtype(task.config.dtype, task.verifier.dtype)
     return Recomputed(
-        task.verifier, task.layers, dtype=dtype, device=task.device, trust_remote_code=task.config.trust_remote_code
+        task.verifier,
+        task.layers,
+        dtype=_dtype(task),
+        device=task.device,
+        trust_remote_code=task.config.trust_remote_code,
     )
+
+
+def _dtype(task: Task) -> str:
+    return computing_dtype(task.config.dtype, task.verifier.dtype)
 
 
 def _measured(task: Task, draft: DraftFolder, states: Callable[[], Iterator[States]], rows: int) -> dict[str, Any]:

@@ -6,7 +6,7 @@ elsewhere is noticed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from pipeline.formats import StateRow, Wanted, float8, safetensors_row
@@ -15,9 +15,14 @@ from shims.direct.rowfile import to_bytes
 FOLDER = "hidden_states"
 
 
+def relative_path(index: int) -> Path:
+    """Where row ``index`` lies in the folder."""
+    return Path(FOLDER) / f"hs_{index}.safetensors"
+
+
 def row_path(folder: Path, index: int) -> Path:
     """The file of row ``index``."""
-    return folder / FOLDER / f"hs_{index}.safetensors"
+    return folder / relative_path(index)
 
 
 def write_row(path: Path, row: StateRow, metadata: Mapping[str, str]) -> int:
@@ -38,30 +43,11 @@ def encode_row(row: StateRow, metadata: Mapping[str, str]) -> bytes:
     return to_bytes(*safetensors_row.parts(row, metadata))
 
 
-def check_row(
-    path: Path,
-    *,
-    num_layers: int,
-    hidden_size: int,
-    dtype: str | None = None,
-    metadata: Mapping[str, str] | None = None,
-    token_ids: Sequence[int] | None = None,
-    loss_mask: Sequence[int] | None = None,
-) -> int:
-    """Check a file's structure without reading its states; see :class:`pipeline.formats.Wanted`.
+def check_file(path: Path, wanted: Wanted) -> int:
+    """Check a file; its states are read only where ``wanted.content`` asks for them.
 
     Returns:
         T, the row's tokens.
-
-    Raises:
-        DamagedRow: truncated, foreign, or of another shape.
-        FileNotFoundError: there is no such file.
-    """
-    return check_file(path, Wanted(num_layers, hidden_size, dtype, metadata or {}, token_ids, loss_mask))
-
-
-def check_file(path: Path, wanted: Wanted) -> int:
-    """Like :func:`check_row`, for any question.
 
     Raises:
         DamagedRow: truncated, foreign, or not what is wanted.
@@ -101,13 +87,3 @@ def read_tokens(path: Path) -> tuple[list[int], list[int] | None]:
     """
     with safetensors_row.opened(path) as file:
         return safetensors_row.tokens(file)
-
-
-def row_indices(folder: Path) -> list[int]:
-    """Indices of the rows that have a file, ascending."""
-    found = []
-    for path in (folder / FOLDER).glob("hs_*.safetensors"):
-        number = path.stem.removeprefix("hs_")
-        if number.isdecimal():
-            found.append(int(number))
-    return sorted(found)

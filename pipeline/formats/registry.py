@@ -77,7 +77,7 @@ class Format:
 
 
 _HS = Layout(
-    relative_path=lambda index: Path(hs_safetensors.FOLDER) / f"hs_{index}.safetensors",
+    relative_path=hs_safetensors.relative_path,
     pattern=f"{hs_safetensors.FOLDER}/hs_*.safetensors",
     encode=hs_safetensors.encode_row,
     read=hs_safetensors.read_stored,

@@ -20,6 +20,7 @@ from pipeline.atomic import replacing, sync_folder
 from pipeline.formats import DamagedRow, StateRow, Wanted, float8, safetensors_row
 from pipeline.formats.safetensors_view import View
 from pipeline.formats.stores import Claim
+from shims.errors import UsageError
 
 FOLDER = "shards"
 ROWS_PER_FILE = 1000
@@ -69,7 +70,11 @@ class ShardStore:
     """Rows in tar shards of ``rows_per_file`` rows each."""
 
     def __init__(self, folder: Path, rows_per_file: int = ROWS_PER_FILE) -> None:
-        """Rows below ``folder``; a folder that has shards already keeps their size."""
+        """Rows below ``folder``; a folder that has shards already keeps their size.
+
+        Raises:
+            UsageError: they have several.
+        """
         self._folder = folder / FOLDER
         self._rows_per_file = _size_in_use(self._folder) or rows_per_file
         self._parts: dict[int, _Part] = {}
@@ -324,5 +329,10 @@ def _spans(folder: Path) -> Collection[tuple[int, int]]:
 def _size_in_use(folder: Path) -> int | None:
     sizes = sorted({last - first + 1 for first, last in _spans(folder)})
     if len(sizes) > 1:
-        raise DamagedRow(f"{folder}: shards of {' and '.join(map(str, sizes))} rows side by side")
+        raise UsageError(
+            str(folder),
+            "shards of one size",
+            f"some of {' and some of '.join(map(str, sizes))} rows, by their names",
+            "move those away that belong to another data set",
+        )
     return sizes[0] if sizes else None
