@@ -75,10 +75,10 @@ def test_two_processes_go_on_where_one_was_killed(root: Path) -> None:
         time.sleep(0.02)
     ranks = {_rank(pid): pid for pid in below(run.pid)}
     os.kill(ranks["1"], signal.SIGKILL)
-    began = time.monotonic()
-    errors = run.communicate(timeout=60)[1]
-    assert run.returncode != 0 and time.monotonic() - began < 30
+    errors = run.communicate(timeout=300)[1]
+    assert run.returncode != 0
     assert "SIGKILL" in errors or "exitcode  : -9" in errors  # torchrun's word for it
+    assert "forcefully" not in errors, "torchrun waits half a minute for the other one to end"
     errors = _two_processes(root, killed).communicate(timeout=600)[1]
     assert read_metrics(metrics) == read_metrics(root / "two" / "metrics.jsonl"), errors[-4000:]
 
