@@ -32,7 +32,7 @@ def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
 
 @pytest.fixture
 def settings(index: Served, tmp_path: Path) -> Settings:
-    return Settings(index.url, tmp_path / "cache", timeout=5)
+    return Settings(index.url, tmp_path / "cache", timeout=60)
 
 
 @pytest.fixture

@@ -160,7 +160,7 @@ def test_a_killed_process_takes_the_direct_engine_with_it(tmp_path: Path) -> Non
     assert engine
     process.kill()
     process.wait()
-    ends = time.monotonic() + 20
+    ends = time.monotonic() + 100
     while any(identity(pid) == start for pid, start in engine.items()) and time.monotonic() < ends:
         time.sleep(0.1)
     assert not [pid for pid, start in engine.items() if identity(pid) == start]
@@ -193,7 +193,7 @@ for rows in ([("right", [5] * 6)], [("wrong", [5] * 7)]):
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
     command = [sys.executable, "-c", code, str(make("llama", tmp_path))]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 1
     assert "['right']" in done.stdout
     message = done.stderr[done.stderr.index("shims.errors.SpecshimError") :]

@@ -29,7 +29,7 @@ def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
 
 @pytest.fixture
 def settings(index: Served, tmp_path: Path) -> Settings:
-    return Settings(index.url, tmp_path / "cache", certificates=None, timeout=5)
+    return Settings(index.url, tmp_path / "cache", certificates=None, timeout=60)
 
 
 def test_a_wheel_is_read_by_ranges_and_then_from_the_cache(index: Served, settings: Settings) -> None:

@@ -106,6 +106,8 @@ def watch(owner: int, start: str, told: int, spared: Collection[int]) -> None:
             if not any(begun and identity(pid) == begun for pid, begun in known.items()):
                 return
         time.sleep(_EVERY)
+    if named is None and (named := _told(told)) is not None:  # written since the last look
+        known |= {pid: identity(pid) for pid in named}
     for _ in range(_ROUNDS):
         for pid in list(known):
             known |= below(pid)

@@ -85,7 +85,7 @@ def run(code: str, *arguments: str, **environment: str) -> Done:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     return Done(done.returncode, done.stdout)
@@ -151,4 +151,4 @@ def forks(folder: Path) -> Iterator[Forks]:
         yield Forks(process, folder)
     finally:
         _pipes(process)[0].close()
-        process.wait(timeout=20)
+        process.wait(timeout=60)

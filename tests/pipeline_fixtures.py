@@ -192,6 +192,22 @@ class ReferenceEngine:
         pass
 
 
+def held(step: int) -> str:
+    """Code of a `specshim` whose training waits for its kill behind a step: whoever kills may come late."""
+    return f"""
+import sys, time
+from pipeline.__main__ import main
+from pipeline.training_metrics import MetricsLog
+write = MetricsLog._write
+def write_and_wait(log, line):
+    write(log, line)
+    while line["kind"] == "train" and line["step"] == {step}:
+        time.sleep(1)
+MetricsLog._write = write_and_wait
+main(sys.argv[1:])
+"""
+
+
 def write_states(
     root: Path,
     *,

@@ -18,7 +18,7 @@ if "--fail" in sys.argv:
     sys.exit(3)
 if "--wait" in sys.argv:
     Path(sys.argv[1]).with_suffix(f".{dist.get_rank()}").write_text(str(os.getpid()))
-    time.sleep(120)
+    time.sleep(600)
 if dist.get_rank() == 0:
     seen = {
         "size": dist.get_world_size(),

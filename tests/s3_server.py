@@ -6,6 +6,7 @@ import functools
 import logging
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,12 +18,24 @@ BUCKET = "states-of-tests"
 
 @contextmanager
 def running() -> Iterator[str]:
-    """A server with an empty bucket; its address."""
+    """A server without buckets; its address.
+
+    One request at a time: moto looks at a condition (`If-None-Match`) and writes in two steps, between which its
+    threads let others through, and closes what is still being read when it is written anew. A real store does neither.
+    """
     from moto.server import ThreadedMotoServer
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
+    assert server._server is not None
+    app, turn = server._server.app, threading.Lock()
+
+    def one_at_a_time(*request: Any) -> Any:
+        with turn:
+            return app(*request)
+
+    server._server.app = one_at_a_time
     host, port = server.get_host_and_port()
     try:
         yield f"http://{host}:{port}"

@@ -28,7 +28,9 @@ from shims.errors import UsageError  # noqa: E402
 
 ALL = sorted(FORMATS)
 WITH_FLOAT8 = sorted(name for name, form in FORMATS.items() if form.float8)
-quick = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
+quick = settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None, max_examples=40
+)
 
 
 @st.composite

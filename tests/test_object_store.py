@@ -25,7 +25,7 @@ pytest.importorskip("moto.server")
 from pipeline_fixtures import FakeEngine, ReferenceEngine, write_conversations, write_model, write_weights  # noqa: E402
 from test_architecture import _roots  # noqa: E402
 from test_extract import ROWS, Place, Streaming, spoils  # noqa: E402
-from test_replicas import Here, InProcess, no_ray  # noqa: E402
+from test_replicas import Here, InProcess, replicas_in_process  # noqa: E402
 
 from pipeline import config as configs  # noqa: E402
 from pipeline import extract as extract_module  # noqa: E402
@@ -49,7 +49,6 @@ from pipeline.places import holder, open_data  # noqa: E402
 from pipeline.prepare import prepare  # noqa: E402
 from pipeline.regenerate import regenerate  # noqa: E402
 from pipeline.replicas import replica as replica_module  # noqa: E402
-from pipeline.replicas import run as run_module  # noqa: E402
 from pipeline.serving.check import CheckConfig, check_draft  # noqa: E402
 from pipeline.train import train  # noqa: E402
 from pipeline.training_batches import BatchStream, PackedRows  # noqa: E402
@@ -58,7 +57,18 @@ from pipeline.verify import verify  # noqa: E402
 from pipeline.vocab import build_vocab  # noqa: E402
 from shims.errors import SinkError, SpecshimError, UsageError  # noqa: E402
 
-QUICK = Times(beat=0.2, expiry=1.2)
+
+class Hasty(Times):
+    """Soon takes an owner for gone, and, unlike a real run, relies on its own lock however late it renews it."""
+
+    @property
+    def sure(self) -> float:
+        return 60.0
+
+
+QUICK = Hasty(beat=0.2, expiry=1.2)
+PATIENT = Times(beat=0.2, expiry=120.0)
+"""A busy machine may renew late: only those that wait for an owner who is gone are quick."""
 PIPELINE = Path(extract_module.__file__).parent
 S3 = f"s3://{BUCKET}/states"
 
@@ -74,7 +84,7 @@ def store(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
     """The server with an empty bucket; nothing but the environment tells the code of it."""
     for name, value in environment(endpoint).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(target_module, "TIMES", QUICK)
+    monkeypatch.setattr(target_module, "TIMES", PATIENT)
     s3 = client()
     s3.create_bucket(Bucket=BUCKET)
     clients.forget()
@@ -288,10 +298,7 @@ def test_the_worker_of_the_direct_engine_sends_its_rows_itself(place: Place, mon
 
 
 def test_replicas_share_one_lock_and_the_set_is_the_same(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("connected", no_ray), ("require_ray", lambda: None), ("RayCluster", InProcess)):
-        monkeypatch.setattr(run_module, name, value)
-    monkeypatch.setattr(replica_module, "open_streaming", Here)
-    monkeypatch.setattr(Here, "asked", [])
+    replicas_in_process(monkeypatch)
     monkeypatch.setattr(InProcess, "deaths", 3)
     hurt = extract(at(place, engine="direct", max_bad=1, replicas=2))
     assert hurt.complete and hurt.restarts == 3
@@ -304,8 +311,7 @@ def test_replicas_share_one_lock_and_the_set_is_the_same(place: Place, monkeypat
 
 
 def test_a_replica_that_finds_another_run_there_is_refused(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("connected", no_ray), ("require_ray", lambda: None), ("RayCluster", InProcess)):
-        monkeypatch.setattr(run_module, name, value)
+    replicas_in_process(monkeypatch)
     monkeypatch.setattr(replica_module, "signature", lambda folder: "another")
     with pytest.raises(SpecshimError, match="storage that all machines share"):
         extract(at(place, engine="direct", replicas=1))
@@ -362,7 +368,9 @@ def test_rows_of_a_wrong_size_are_computed_again_and_verify_sees_what_a_listing_
 # Kills.
 
 
-def test_killed_between_a_rows_upload_and_its_being_told(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_between_a_rows_upload_and_its_being_told(
+    place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     own = Bucket.upload
 
     def upload(self: Bucket, name: str, content: bytes) -> None:
@@ -377,9 +385,9 @@ def test_killed_between_a_rows_upload_and_its_being_told(place: Place, monkeypat
     assert in_child(run) == -signal.SIGKILL
     there = objects("states/")
     assert "hidden_states/hs_3.safetensors" in there and ".lock" in there
-    began = time.monotonic()
-    result = extract(at(place))  # the owner was a process of this machine: nobody waits for its lock to expire
-    assert time.monotonic() - began < 10 and result.kept_rows == 4
+    result = extract(at(place))
+    # The owner was a process of this machine: nobody waits for its lock to expire.
+    assert "whether it lives" not in capsys.readouterr().err and result.kept_rows == 4
     place.extract()
     assert same(objects("states/"), files(place.root / "states"))
 
@@ -449,7 +457,7 @@ def test_killed_at_later_and_later_requests_of_a_run(place: Place) -> None:
 
 
 def test_a_second_writer_is_refused_while_the_first_lives(place: Place, store: Bucket) -> None:
-    first = StoreLock(store, QUICK)
+    first = StoreLock(store, PATIENT)
     first.acquire()
     with pytest.raises(UsageError, match="renews its lock"):
         extract(at(place))
@@ -461,7 +469,7 @@ def test_a_second_writer_is_refused_while_the_first_lives(place: Place, store: B
 
 
 def test_of_several_that_come_at_once_one_gets_the_lock(store: Bucket) -> None:
-    locks, got, refused = [StoreLock(store, QUICK) for _ in range(6)], [], []
+    locks, got, refused = [StoreLock(store, PATIENT) for _ in range(6)], [], []
 
     def come(lock: StoreLock) -> None:
         try:
@@ -599,6 +607,7 @@ def test_a_store_that_goes_away_in_the_middle_ends_the_run_and_what_was_sent_cou
     clients.forget()
     there = objects("states/")
     assert ".lock" in there and sum(name.endswith(".safetensors") for name in there) == 3
+    monkeypatch.setattr(target_module, "TIMES", QUICK)
     began = time.monotonic()
     result = extract(at(place, batch_size=1))  # the owner's process lives, but renews nothing any more
     assert time.monotonic() - began >= QUICK.expiry and result.kept_rows == 3 and result.complete

@@ -58,7 +58,7 @@ def test_a_row_of_something_else_is_damaged(tmp_path: Path, wanted: dict[str, An
         check_file(path, replace(SHAPE, **wanted))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
 @given(st.data())
 def test_a_truncated_or_mutated_file_never_crashes_the_reader(tmp_path: Path, data: st.DataObject) -> None:
     path = row_path(tmp_path, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -10,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +27,7 @@ from pipeline.replicas.ray_cluster import RayCluster, _short, by_rank, cores_of
 from pipeline.replicas.replica import Answer, _told
 from pipeline.replicas.supervisor import Event, Life, Owner, Supervisor
 from shims.errors import SinkError, SpecshimError, UsageError, WrongStatesError
-from shims.guardian import below, identity
+from shims.guardian import below, identity, watch
 
 
 @settings(max_examples=200, deadline=None)
@@ -185,7 +185,7 @@ def test_a_process_that_keeps_a_chunk_ends_the_run(monkeypatch: pytest.MonkeyPat
 def test_a_lease_ends_with_its_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = (
         "import sys, time; from pathlib import Path; from pipeline.replicas.leases import Leases; "
-        "leases = Leases(Path(sys.argv[1])); leases.take(3); leases.take(4); print('held', flush=True); time.sleep(60)"
+        "leases = Leases(Path(sys.argv[1])); leases.take(3); leases.take(4); print('held', flush=True); time.sleep(600)"
     )
     other = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert other.stdout is not None and other.stdout.readline() == "held\n"
@@ -196,12 +196,26 @@ def test_a_lease_ends_with_its_process(tmp_path: Path, monkeypatch: pytest.Monke
         with pytest.raises(SpecshimError, match="an engine that an earlier run left behind"):
             attempt()
     other.kill()
-    leases.take(3, 10)
-    leases.wait_for_all(10)
+    leases.take(3, 60)
+    leases.wait_for_all(60)
     wait_for_writers(tmp_path)
     wait_for_writers(tmp_path / "new")
     assert not (tmp_path / "new").exists()
     other.wait()
+
+
+def _looked(owner: int) -> None:
+    """Wait until the process that looks after ``owner`` has done so from here on: it rests between two looks."""
+    ends = time.monotonic() + 60
+    rests: list[int] = []
+    while (not rests or rests[-1] < rests[0] + 3) and time.monotonic() < ends:
+        time.sleep(0.05)
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                command = (process / "cmdline").read_bytes().split(b"\0")
+                if b"shims.guardian" in command and str(owner).encode() in command:
+                    said = (process / "status").read_text()
+                    rests.append(int(said.partition("\nvoluntary_ctxt_switches:")[2].split()[0]))
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are looked for in /proc")
@@ -218,11 +232,11 @@ def test_what_a_replica_leaves_behind_is_ended(how: signal.Signals) -> None:
     assert replica.stdout is not None
     engine = [int(replica.stdout.readline()) for _ in range(2)]
     assert set(engine) <= set(below(replica.pid)) and all(identity(pid) for pid in engine)
-    time.sleep(1)
+    _looked(replica.pid)
     assert all(identity(pid) for pid in engine), "ended while the replica lives"
     replica.send_signal(how)
     replica.wait()
-    ends = time.monotonic() + 10
+    ends = time.monotonic() + 60
     while any(identity(pid) for pid in engine) and time.monotonic() < ends:
         time.sleep(0.05)
     assert not any(identity(pid) for pid in engine)
@@ -230,10 +244,10 @@ def test_what_a_replica_leaves_behind_is_ended(how: signal.Signals) -> None:
 
 _OWNER = (
     "import subprocess, sys, time; from shims.guardian import guarding; "
-    "wait = [sys.executable, '-c', 'import time; time.sleep(60)']; "
+    "wait = [sys.executable, '-c', 'import time; time.sleep(600)']; "
     "start = lambda: subprocess.Popen(wait, start_new_session=True).pid; "
     "before = start(); block = guarding(); block.__enter__(); inside = start(); {leave}; after = start(); "
-    "print(before, inside, after, flush=True); time.sleep(60)"
+    "print(before, inside, after, flush=True); time.sleep(600)"
 )
 
 
@@ -248,11 +262,11 @@ def test_of_several_children_the_engines_are_ended(leave: str, ended: list[bool]
     owner = subprocess.Popen([sys.executable, "-c", _OWNER.format(leave=leave)], stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
     children = [int(pid) for pid in owner.stdout.readline().split()]
-    time.sleep(1)
+    _looked(owner.pid)
     assert all(identity(pid) for pid in children), "ended while the owner lives"
     owner.kill()
     owner.wait()
-    ends = time.monotonic() + 10
+    ends = time.monotonic() + 60
     while [not identity(pid) for pid in children] != ended and time.monotonic() < ends:
         time.sleep(0.05)
     time.sleep(1)
@@ -260,6 +274,18 @@ def test_of_several_children_the_engines_are_ended(leave: str, ended: list[bool]
     for pid in children:
         if identity(pid):
             os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are looked for in /proc")
+def test_what_was_told_after_the_last_look_is_heard() -> None:
+    """Of an owner that is killed in the moment after its engine is up."""
+    told, tell = os.pipe()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as engine:
+        os.write(tell, f"{engine.pid}\n".encode())
+        os.close(tell)
+        watch(os.getpid(), "a process that was here before this one", told, ())
+        assert engine.wait(60) == -signal.SIGKILL
+    os.close(told)
 
 
 def test_cores_are_shared_out_by_rank(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,6 +377,12 @@ class InProcess:
     """Real replicas, called one after the other; each of the first few dies after some rows, which it told nobody."""
 
     deaths = 0
+    guarded = 0
+    """Replicas that asked for somebody to look after them: for this process, that would be one more for each."""
+
+    @classmethod
+    def guard(cls) -> None:
+        cls.guarded += 1
 
     def __init__(self, ray: Any, task: Task, replicas: int, tp_size: int) -> None:
         self._task, self._events = task, list[Event]()
@@ -376,19 +408,26 @@ class InProcess:
         pass
 
 
-@contextmanager
+@contextlib.contextmanager
 def no_ray(address: str, logs: bool = False) -> Iterator[None]:
     yield None
 
 
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+def replicas_in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`extract --replicas` starts :class:`InProcess` from here on."""
     monkeypatch.setattr(run_module, "connected", no_ray)
     monkeypatch.setattr(run_module, "require_ray", lambda: None)
     monkeypatch.setattr(run_module, "RayCluster", InProcess)
     monkeypatch.setattr(replica_module, "open_streaming", Here)
+    monkeypatch.setattr(replica_module, "guard", InProcess.guard)
     monkeypatch.setattr(Here, "asked", [])
     monkeypatch.setattr(InProcess, "deaths", 0)
+    monkeypatch.setattr(InProcess, "guarded", 0)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    replicas_in_process(monkeypatch)
     return Place(tmp_path, monkeypatch)
 
 
@@ -402,7 +441,7 @@ def test_the_set_is_the_same_whoever_dies_and_however_it_is_resized(
     Here.asked.clear()
     InProcess.deaths = 3
     hurt = place.extract(**more, replicas=2)
-    assert hurt.restarts == 3 and hurt.complete
+    assert hurt.restarts == 3 and hurt.complete and InProcess.guarded == 1 + 2 + 3
     assert place.rows() == place.rows("whole")
     assert sorted(Here.asked) == list(range(12)), "a row that a dead replica had finished was computed again"
     assert hurt.computed_rows + hurt.kept_rows == 12

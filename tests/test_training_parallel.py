@@ -10,12 +10,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pipeline_fixtures import write_states
+from pipeline_fixtures import held, write_states
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -25,6 +26,7 @@ pytest.importorskip("speculators")
 from pipeline import train as train_module  # noqa: E402
 from pipeline.config import TrainConfig  # noqa: E402
 from pipeline.train import train  # noqa: E402
+from pipeline.training_launch import PROGRAM  # noqa: E402
 from pipeline.training_metrics import read_metrics  # noqa: E402
 from pipeline.training_parallel import Ranks, joined, sharding  # noqa: E402
 from pipeline.training_run import readers  # noqa: E402
@@ -45,17 +47,17 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """States to train on, and a training of two processes that nothing disturbed, in `two`."""
     root = tmp_path_factory.mktemp("parallel")
     write_states(root, rows=16)
-    output, errors = _two_processes(root, root / "two").communicate(timeout=300)
+    output, errors = _two_processes(root, root / "two").communicate(timeout=600)
     assert (root / "two" / "draft").is_dir(), errors[-4000:]
     assert output.count("draft -> ") == 1, "one process tells"
     return root
 
 
-def _two_processes(root: Path, output: Path) -> subprocess.Popen[str]:
+def _two_processes(root: Path, output: Path, program: Sequence[str] = PROGRAM[:-1]) -> subprocess.Popen[str]:
     places = {"data": root / "states", "vocab": root / "prepared", "model": root / "model", "output-dir": output}
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in {**SETTINGS, **places}.items()]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += ["-m", "pipeline", "train", *flags, "--save-steps=2", "--device=cpu"]
+    command += [*program, "train", *flags, "--save-steps=2", "--device=cpu"]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=root
@@ -64,7 +66,8 @@ def _two_processes(root: Path, output: Path) -> subprocess.Popen[str]:
 
 def test_two_processes_go_on_where_one_was_killed(root: Path) -> None:
     killed = root / "killed"
-    run = _two_processes(root, killed)
+    (root / "held.py").write_text(held(8))
+    run = _two_processes(root, killed, ["held.py"])
     metrics, ends = killed / "metrics.jsonl", time.monotonic() + 200
     while run.poll() is None and time.monotonic() < ends:
         if metrics.is_file() and metrics.read_text().count('"train"') >= 3:
@@ -72,11 +75,11 @@ def test_two_processes_go_on_where_one_was_killed(root: Path) -> None:
         time.sleep(0.02)
     ranks = {_rank(pid): pid for pid in below(run.pid)}
     os.kill(ranks["1"], signal.SIGKILL)
-    began = time.monotonic()
-    errors = run.communicate(timeout=60)[1]
-    assert run.returncode != 0 and time.monotonic() - began < 30
+    errors = run.communicate(timeout=300)[1]
+    assert run.returncode != 0
     assert "SIGKILL" in errors or "exitcode  : -9" in errors  # torchrun's word for it
-    errors = _two_processes(root, killed).communicate(timeout=300)[1]
+    assert "forcefully" not in errors, "torchrun waits half a minute for the other one to end"
+    errors = _two_processes(root, killed).communicate(timeout=600)[1]
     assert read_metrics(metrics) == read_metrics(root / "two" / "metrics.jsonl"), errors[-4000:]
 
 
@@ -108,7 +111,7 @@ def test_two_processes_train_as_one_with_two_batches(root: Path) -> None:
 
 
 SLOW = """
-import datetime, functools, time
+import datetime, os, time
 from pathlib import Path
 from types import SimpleNamespace
 import torch.distributed as dist
@@ -117,10 +120,18 @@ from pipeline.config import TrainConfig
 
 def looked_at(config, lengths=None):
     if lengths is None:
-        time.sleep(6)
+        time.sleep(10)
     return SimpleNamespace(lengths=lengths or {7: 11})
 
-dist.init_process_group = functools.partial(dist.init_process_group, timeout=datetime.timedelta(seconds=3))
+init = dist.init_process_group
+def init_together(backend):
+    # One may have been loading for longer than the other waits.
+    Path(os.environ["RANK"]).touch()
+    while not all(Path(rank).exists() for rank in "01"):
+        time.sleep(0.01)
+    init(backend, timeout=datetime.timedelta(seconds=5))
+
+dist.init_process_group = init_together
 training.check_inputs = looked_at
 training._train = lambda config, data, ranks, device: print(f"rank {ranks.rank} has {data.lengths}\\n", end="")
 training.train(TrainConfig(Path("x"), Path("x"), "x", Path("out"), device="cpu"))
@@ -131,7 +142,7 @@ def test_the_others_wait_while_the_first_looks_at_the_rows(tmp_path: Path) -> No
     (tmp_path / "slow.py").write_text(SLOW)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "slow.py"]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-4000:]
     said = sorted(line for line in done.stdout.splitlines() if line.startswith("rank "))
     assert said == ["rank 0 has {7: 11}", "rank 1 has {7: 11}"]
@@ -215,7 +226,8 @@ def test_a_sharded_draft_computes_in_the_type_that_was_asked_for(monkeypatch: py
 
 @pytest.mark.parametrize("sharded", [False, True])
 def test_a_stack_has_the_mean_loss_and_its_gradients(sharded: bool) -> None:
-    weight, unused = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
+    # In float64: of random numbers in float32, one sum in a thousand cancels out to more than the tolerance.
+    weight, unused = (torch.randn(3, dtype=torch.float64, requires_grad=True) for _ in range(2))
     calls = []
 
     def forward(hidden_states: Any, lengths: Any, scale: float) -> Any:
@@ -223,7 +235,7 @@ def test_a_stack_has_the_mean_loss_and_its_gradients(sharded: bool) -> None:
         loss = (hidden_states[0] * weight).sum() * scale + lengths.sum() * weight[0]
         return None, loss, {"right_sum": loss.detach(), "right_total": torch.ones(()), "loss": loss.detach()}
 
-    states, lengths = torch.randn(2, 3), torch.tensor([[1, 2], [4, 0]])
+    states, lengths = torch.randn(2, 3, dtype=torch.float64), torch.tensor([[1, 2], [4, 0]])
     stacked = stacking(forward, counted=True, weights=[weight, unused], sharded=sharded)
     _, loss, metrics = stacked(hidden_states=states, lengths=lengths, scale=2.0)
     assert weight.grad is None  # until the trainer's own backward pass, which clears them first

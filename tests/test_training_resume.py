@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pipeline_fixtures import write_states
+from pipeline_fixtures import held, write_states
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -64,13 +64,13 @@ def undisturbed(place: Path) -> Path:
 
 
 def killed(place: Path, name: str, at: int) -> None:
-    """Train in another process and kill it when ``at`` steps are in the metrics."""
+    """Train in another process and kill it when ``at`` steps are in the metrics, and before the last one is."""
     flags = [f"--{key.replace('_', '-')}={value}" for key, value in SETTINGS.items()]
     inputs = {"data": "states", "vocab": "prepared", "model": "model", "output-dir": name}
     flags += [f"--{key}={place / value}" for key, value in inputs.items()]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     process = subprocess.Popen(
-        [sys.executable, "-m", "pipeline", "train", *flags],
+        [sys.executable, "-c", held(STEPS - 1), "train", *flags],
         env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
     )  # fmt: skip
     metrics = place / name / "metrics.jsonl"

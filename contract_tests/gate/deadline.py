@@ -46,7 +46,11 @@ def deadline(seconds: float, what: str) -> Iterator[None]:
     before = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, seconds, _GRACE)
     try:
-        yield
+        try:
+            yield
+        finally:
+            # The time may be over in this very moment: what is raised then is an end like any other.
+            signal.setitimer(signal.ITIMER_REAL, 0)
     except _OutOfTime:
         raise error from None
     finally:

@@ -89,8 +89,11 @@ def watched(names: Mapping[int, str]) -> Iterator[list[int]]:
     thread = threading.Thread(target=look, name="specshim-watch", daemon=True)
     thread.start()
     try:
-        yield found
+        try:
+            yield found
+        finally:
+            # The signal may come in this very moment, too: all the more has its handler to go.
+            stop.set()
+            thread.join()
     finally:
-        stop.set()
-        thread.join()
         signal.signal(signal.SIGUSR1, before)
