@@ -56,6 +56,14 @@ def sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
+def sync_content(folder: Path) -> None:
+    """Make the files of a new folder durable, and their names in it: before it takes the place that others read."""
+    for path in folder.iterdir():
+        with path.open("rb") as handle:
+            os.fsync(handle.fileno())
+    sync_folder(folder)
+
+
 def clear_leftovers(folder: Path, mine: Callable[[str], bool] = lambda name: True) -> int:
     """Remove temporary files that a killed run left in ``folder``; returns how many.
 

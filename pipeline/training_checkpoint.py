@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import shutil
@@ -15,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.atomic import sync_folder
+from pipeline.atomic import sync_content, sync_folder
 from shims.errors import SpecshimError
 
 FOLDER = "checkpoints"
@@ -88,9 +87,7 @@ def write(folder: Path, progress: Progress, weights: dict[str, Any], training: d
     with (new / _OPTIMIZER).open("wb") as file:  # a file of ours says why it cannot be written
         torch.save(training, file)
     (new / _PROGRESS).write_text(json.dumps(asdict(progress), indent=2) + "\n", encoding="utf-8")
-    for path in new.iterdir():
-        with path.open("rb") as handle:
-            os.fsync(handle.fileno())
+    sync_content(new)
     shutil.rmtree(target, ignore_errors=True)
     new.rename(target)
     sync_folder(folder)

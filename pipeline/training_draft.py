@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 from pipeline import training_compat as compat
-from pipeline.atomic import sync_folder, write_text
+from pipeline.atomic import sync_content, sync_folder, write_text
 from pipeline.config import TrainConfig
 from pipeline.model_info import ModelInfo
 from pipeline.training_attention import FLEX_ATTENTION
@@ -153,9 +152,7 @@ def write_draft(draft: Any, state: dict[str, Any], folder: Path, dtype: str, dat
             config[name] = dtype
     write_text(new / "config.json", json.dumps(config, indent=2) + "\n")
     refuse_incomplete(new, data)
-    for path in new.iterdir():
-        with path.open("rb") as handle:
-            os.fsync(handle.fileno())
+    sync_content(new)
     if folder.exists():
         folder.rename(old)
     new.rename(folder)

@@ -132,7 +132,8 @@ def _ended(command: Sequence[str], environment: Mapping[str, str]) -> int:
 
     They have sessions of their own, and torchrun does nothing for them when it is killed: it has to be asked.
     """
-    with guarding(), subprocess.Popen(command, env=environment, start_new_session=True) as process:
+    with guarding():
+        process = subprocess.Popen(command, env=environment, start_new_session=True)
         try:
             return process.wait()
         except BaseException:
