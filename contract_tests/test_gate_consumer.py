@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,9 @@ def test_nothing_changed_and_everything_holds(gate: Callable[..., Report]) -> No
     report = gate(_CODE)
     assert {finding.level for finding in report.findings} == {Level.HOLDS}
     assert len(report.findings) >= 8
-    assert report.exit_code("drift") == 1 and report.exit_code() == 0  # nobody ran this release live
+    assert report.exit_code() == 0
+    # To be strict is to ask for more than sources: someone has to have run the release live.
+    assert [replace(report, state=state).exit_code("drift") for state in ("verified", "static")] == [0, 1]
 
 
 @pytest.mark.parametrize(
