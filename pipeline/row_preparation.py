@@ -5,7 +5,10 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import signal
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +21,8 @@ from shims.guardian import guarding
 
 _AT_ONCE = 32
 """Rows handed to a process at once."""
-_LOOK_EVERY = 1.0  # seconds without rows after which the processes are looked at
+_AHEAD = 4
+"""How often that many are read ahead for each process."""
 
 
 @dataclass(frozen=True)
@@ -103,38 +107,38 @@ def prepare_rows(
         for raw in rows:
             yield prepare_row(raw, tokenizer, settings)
         return
-    # Started afresh, not forked: a tokenizer has threads of its own.
-    before = multiprocessing.active_children()
-    with guarding(), multiprocessing.get_context("spawn").Pool(workers, _start, (settings,)) as pool:
-        processes = [process for process in multiprocessing.active_children() if process not in before]
-        prepared = pool.imap(_work, _parts(rows))
-        while True:
-            try:
-                part = prepared.next(_LOOK_EVERY)
-            except StopIteration:
-                return
-            except multiprocessing.TimeoutError:
-                _refuse_dead(processes)
-                continue
-            yield from part
+    with guarding():
+        # Started afresh, not forked: a tokenizer has threads of its own. Not a `multiprocessing.Pool`, which waits
+        # without end for a process that was killed with one of its locks.
+        spawn = multiprocessing.get_context("spawn")
+        pool = ProcessPoolExecutor(workers, mp_context=spawn, initializer=_start, initargs=(settings,))
+        try:
+            yield from _in_order(pool, rows, workers)
+        except BrokenProcessPool as error:
+            raise SpecshimError(
+                f"prepare --workers {workers}",
+                "its processes to stay alive",
+                "one ended without a word (killed from outside, or by the kernel for memory: see dmesg)",
+                "repeat the command, with fewer --workers if memory was short",
+            ) from error
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _in_order(pool: Executor, rows: Iterable[RawRow], workers: int) -> Iterator[Tokenized | Refused]:
+    waiting: deque[Future[list[Tokenized | Refused]]] = deque()
+    for part in _parts(rows):
+        waiting.append(pool.submit(_work, part))
+        if len(waiting) > _AHEAD * workers:
+            yield from waiting.popleft().result()
+    while waiting:
+        yield from waiting.popleft().result()
 
 
 def _parts(rows: Iterable[RawRow]) -> Iterator[list[RawRow]]:
     remaining = iter(rows)
     while part := list(itertools.islice(remaining, _AT_ONCE)):
         yield part
-
-
-def _refuse_dead(processes: Sequence[Any]) -> None:
-    """The pool replaces a process that was killed, and waits for its rows without end."""
-    dead = [process for process in processes if process.exitcode is not None]
-    if dead:
-        raise SpecshimError(
-            f"prepare --workers, process {dead[0].pid}",
-            "to stay alive",
-            "it ended without a word (killed from outside, or by the kernel for memory: see dmesg)",
-            "repeat the command, with fewer --workers if memory was short",
-        )
 
 
 _worker: tuple[Any, Settings] | None = None
