@@ -21,7 +21,10 @@ from shims.precision import keep_float32
 from shims.spawning import spawn_workers
 from shims.versions import detect, within
 
+# 0.17, the first with the method, fails where a step gives a request no new block.
 _FIRST = "0.18"
+# Before 0.22 the connector keeps the last chunk of a prompt only; 0.22 and 0.23 refuse to start with chunks.
+_TAKES_CHUNKS = ">=0.24"
 _SPOOL_BYTES = 2 << 30
 # Architectures whose forward collects states in a loop of its own, and left out the last one at first.
 _LATENT = ("Deepseek", "Kimi")
@@ -40,7 +43,7 @@ def check_native(options: EngineOptions) -> None:
     architectures = model.config.get("architectures") or []
     latent = any(name.startswith(_LATENT) for name in architectures)
     for met, wanted, found in (
-        (within(vllm, f"<{_FIRST}"), f"vllm {_FIRST} or later, which has the method", f"vllm {vllm}"),
+        (not usable(vllm), f"vllm {_FIRST} or later, whose connector takes requests that run on", f"vllm {vllm}"),
         (
             within(vllm, "<0.25") and latent and last,
             f"vllm 0.25 or later for the last state of {'/'.join(architectures)} (before, it is dropped)",
@@ -60,6 +63,16 @@ def check_native(options: EngineOptions) -> None:
     ):
         if met:
             raise UsageError("--engine native", wanted, found, "use --engine direct, which does this on every release")
+
+
+def usable(release: str) -> bool:
+    """Whether this vLLM's connector can be used at all."""
+    return within(release, f">={_FIRST}")
+
+
+def takes_chunks(release: str) -> bool:
+    """Whether its connector gives all states of a prompt that is computed in several steps."""
+    return within(release, _TAKES_CHUNKS)
 
 
 def _on_cuda() -> bool:
@@ -83,8 +96,7 @@ class NativeEngine:
 
         self._spool: tempfile.TemporaryDirectory[str] = spool_folder(_SPOOL_BYTES)
         self._layers = len(options.layers.ids)
-        chunked = within(detect().vllm or "", ">=0.22")
-        # Before 0.22 the connector keeps the last chunk of a prompt only.
+        chunked = takes_chunks(detect().vllm or "")
         whole = {} if chunked else {"max_num_batched_tokens": max(options.max_tokens + 1, 2048)}
         spawn_workers()
         keep_float32(options.dtype)
