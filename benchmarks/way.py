@@ -85,10 +85,13 @@ def direct(shape: Shape, path: Path, folder: Path, sink: str, eager: bool | None
 @contextmanager
 def native(shape: Shape, path: Path, folder: Path, eager: bool = False) -> Any:
     """vLLM's connector, files written, as its own documentation sets it up for offline use."""
+    from pipeline.engines.native import takes_chunks
+    from shims.versions import detect
+
     connector = {"shared_storage_path": str(folder), "use_synchronization_lock": False}
     llm = _llm(
         **settings(shape, path, eager),
-        enable_chunked_prefill=True,
+        enable_chunked_prefill=takes_chunks(detect().vllm or ""),
         speculative_config={
             "method": "extract_hidden_states",
             "num_speculative_tokens": 1,

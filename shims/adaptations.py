@@ -331,10 +331,30 @@ _GENERATOR = (
         for what, name in (("configuration", "transformers.AutoConfig"), ("tokenizer", "transformers.AutoTokenizer"))
     ),
     Adaptation(
+        name="workers-told-of-their-blocks",
+        touchpoint="VllmHiddenStatesGenerator.__init__",
+        verb=Wrap(f"{_B}.generator:tell_blocks"),
+        why="the engine core tells the workers how many blocks the KV cache has, and the generator has none; "
+        "FlexAttention, which serves float32 on a GPU in 0.11.0, asserts that it knows",
+        link=f"{_SOURCE}/v0.16.0/vllm/v1/engine/core.py",
+        until="vLLM 0.17 is no longer supported here (0.18 tells them in initialize_from_config)",
+        vllm="<0.18",
+    ),
+    Adaptation(
         name="loud-construction",
         touchpoint="VllmHiddenStatesGenerator.__init__",
         verb=Wrap(f"{_B}.generator:construct"),
         why="a failure while the engine is built leaves workers running and may carry an empty message",
+        link=f"{_SPECULATORS}/v0.4.0.1/src/speculators/data_generation/vllm_hidden_states_generator.py",
+        until=_ENDS,
+        defect=True,
+    ),
+    Adaptation(
+        name="workers-end-before-the-interpreter",
+        touchpoint="VllmHiddenStatesGenerator.__del__",
+        verb=Replace(f"{_B}.generator:collected"),
+        why="when the interpreter ends, shutting an executor down fails for want of modules, and so does the message "
+        "that this failed: a good run ends with a traceback from vLLM 0.30 on",
         link=f"{_SPECULATORS}/v0.4.0.1/src/speculators/data_generation/vllm_hidden_states_generator.py",
         until=_ENDS,
         defect=True,

@@ -149,6 +149,35 @@ def refuse_scaled_layers(base: Any, layers: list[int]) -> None:
             )
 
 
+def refuse_partial_layers(base: Any, layers: list[int], devices: int) -> None:
+    """Refuse layers that leave the sum over the devices to the next one, as vLLM's own classes for NVIDIA's do.
+
+    What such a layer returns on one device is that device's share
+    (https://github.com/vllm-project/vllm/blob/v0.29.0/vllm/models/deepseek_v32/nvidia/model.py,
+    `The previous layer's MLP/MoE output is left un-reduced`). Nothing in it says so.
+
+    Args:
+        layers: indices into `layers_of(base)`.
+        devices: over which the model is split.
+
+    Raises:
+        WrongStatesError: naming the class.
+    """
+    for layer in (layers_of(base)[i] for i in layers) if devices > 1 else ():
+        try:
+            source = inspect.getsource(type(layer).forward)
+        except (OSError, TypeError):
+            continue
+        if "fused_allreduce" in source:
+            raise WrongStatesError(
+                f"worker, {type(layer).__name__}",
+                "states as the model defines them",
+                f"on {devices} devices the layer returns one device's share of them",
+                "use one device, or a vLLM whose class for this model sums within the layer (DeepSeek-V3.2, GLM-5: "
+                "below 0.29)",
+            )
+
+
 def adds_residual(layer: Any) -> bool:
     """Whether a layer adds the residual that it is given, so that the one it returns is still to be added by the next.
 
@@ -194,10 +223,14 @@ def split_output(output: Any, layer: str, adds: bool = True) -> tuple[Any, Any]:
         return rows_of(output, layer), None
     if isinstance(output, (tuple, list)) and output and hasattr(output[0], "dim"):
         hidden, residual = output[0], output[1] if len(output) > 1 else None
-        if residual is None or not adds:
-            return rows_of(hidden, layer), None
-        if hasattr(residual, "shape") and residual.shape == hidden.shape and residual.dtype == hidden.dtype:
-            return rows_of(hidden, layer), rows_of(residual, layer)
+        # More than two: parts of the state that the next layer adds, except for keys and values (HunYuan's).
+        more = any(getattr(each, "shape", None) == hidden.shape for each in output[2:]) or len(output) > 3
+        fits = residual is None or getattr(residual, "shape", None) == hidden.shape
+        if fits and not more:
+            if residual is None or not adds:
+                return rows_of(hidden, layer), None
+            if residual.dtype == hidden.dtype:
+                return rows_of(hidden, layer), rows_of(residual, layer)
     raise WrongStatesError(
         f"worker, {layer}",
         "a tensor, or (hidden states, residual) of one shape and dtype",

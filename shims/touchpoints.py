@@ -376,6 +376,13 @@ _GENERATOR_NAMES = (
         "generator.__init__",
     ),
     _other(
+        "VllmHiddenStatesGenerator.__del__",
+        f"{GENERATOR_MODULE}:VllmHiddenStatesGenerator.__del__",
+        "call",
+        _GENERATOR,
+        "generator.__del__",
+    ),
+    _other(
         "VllmHiddenStatesGenerator._setup_capture",
         f"{GENERATOR_MODULE}:VllmHiddenStatesGenerator._setup_capture",
         "call",

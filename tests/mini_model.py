@@ -40,7 +40,37 @@ class Layer(torch.nn.Module):
             "alone": (whole,),
             "mapping": {"hidden_states": whole},
             "other shape": (whole, residual[:, :1]),
+            "keys and values": (added, residual, (places, places)),
+            # As vLLM's own classes do: parts of the state that the next layer adds.
+            "residual in the third place": (added, None, residual),
+            "residual twice": (whole, residual, None, None),
+            "parts in a tuple": (added, (residual, None)),
+            "wider, in parts": (torch.cat([whole, whole], -1), added, residual),
         }[self.returns]
+
+
+class Partial(Layer):
+    """Leaves the sum over the devices to the next layer."""
+
+    def forward(self, positions: Any, hidden_states: Any, residual: Any) -> Any:
+        # (vLLM: `self.fused_allreduce(...)`, before the first norm)
+        return super().forward(positions, hidden_states, residual)
+
+
+class Unread(torch.nn.Module):
+    """A text model that looks its embedding's weights up without calling the module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Decoder("pair", by_position=False)
+        table = self.model.embed_tokens
+        self._read = lambda ids: table.weight[ids]
+
+    def forward(self, input_ids: Any, positions: Any) -> Any:
+        hidden, residual = self._read(input_ids), None
+        for layer in self.model.layers:
+            hidden, residual = layer(positions=positions, hidden_states=hidden, residual=residual)
+        return hidden + residual
 
 
 class Stale(Layer):
@@ -210,5 +240,6 @@ RUNNERS = {"v1": RunnerV1, "v2": RunnerV2}
 class MiniWorker:
     """What the capture reads of vLLM's worker."""
 
-    def __init__(self, runner: Any, rank: int = 0) -> None:
+    def __init__(self, runner: Any, rank: int = 0, devices: int = 1) -> None:
         self.model_runner, self.rank = runner, rank
+        self.parallel_config = SimpleNamespace(tensor_parallel_size=devices)

@@ -21,9 +21,11 @@ from mini_model import (  # noqa: E402
     Layer,
     MiniWorker,
     MultimodalModel,
+    Partial,
     RunnerV1,
     Stale,
     TextModel,
+    Unread,
     states_of,
 )
 from mini_scheduler import MiniRequest, MiniScheduler, NewRequest, Output  # noqa: E402
@@ -117,19 +119,42 @@ def test_positions_given_by_place_are_found() -> None:
     assert_right(prefill(worker, MiniScheduler(), PROMPTS), PROMPTS, [1])
 
 
-@pytest.mark.parametrize("returns", ["pair", "tensor", "no residual", "alone", "stale residual", "residual not taken"])
+@pytest.mark.parametrize(
+    "returns", ["pair", "tensor", "no residual", "alone", "stale residual", "residual not taken", "keys and values"]
+)
 def test_each_way_in_which_a_layer_returns_its_output(returns: str) -> None:
     worker = worker_of("v1", [0, 4], TextModel(returns))
     reset_capture(worker)
     assert_right(prefill(worker, MiniScheduler(budget=16), PROMPTS), PROMPTS, [0, 4])
 
 
-@pytest.mark.parametrize("returns", ["mapping", "other shape"])
+# The last four are read as half of a state, or as one and a half, where only the first two parts are looked at.
+@pytest.mark.parametrize(
+    "returns",
+    ["mapping", "other shape", "residual in the third place", "residual twice", "parts in a tuple", "wider, in parts"],
+)
 def test_an_output_of_another_kind_is_refused_with_its_layer(returns: str) -> None:
     worker = worker_of("v1", [0], TextModel(returns))
     reset_capture(worker)
     with pytest.raises(WrongStatesError, match="worker, Layer"):
         prefill(worker, MiniScheduler(), PROMPTS)
+
+
+def test_layers_that_return_one_devices_share_are_refused_on_several() -> None:
+    """Token ids and positions agree there, and nothing is out of range: only the sum over the devices is missing."""
+    model = TextModel()
+    model.model.layers[2] = Partial("pair")
+    setup_hidden_states_capture(MiniWorker(RunnerV1(model)), [2])
+    setup_hidden_states_capture(MiniWorker(RunnerV1(model), devices=2), [1, 3])
+    with pytest.raises(WrongStatesError, match=r"Partial(.|\n)*one device's share"):
+        setup_hidden_states_capture(MiniWorker(RunnerV1(model), devices=2), [2])
+
+
+@both_runners
+def test_an_embedding_that_is_not_called_leaves_the_models_own_token_ids(kind: str) -> None:
+    worker = worker_of(kind, [0, 4], Unread(), padding=3)
+    reset_capture(worker)
+    assert_right(prefill(worker, MiniScheduler(budget=16), PROMPTS), PROMPTS, [0, 4])
 
 
 def test_layer_ids_come_in_ascending_order_without_repeats() -> None:

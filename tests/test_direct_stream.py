@@ -17,7 +17,17 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from mini_model import LAYERS, RUNNERS, BatchedModel, MiniWorker, MultimodalModel, RenamedModel, TextModel, states_of  # noqa: E402
+from mini_model import (  # noqa: E402
+    LAYERS,
+    RUNNERS,
+    BatchedModel,
+    MiniWorker,
+    MultimodalModel,
+    Partial,
+    RenamedModel,
+    TextModel,
+    states_of,
+)
 from mini_scheduler import MiniRequest, MiniScheduler, NewRequest, Output  # noqa: E402
 
 from shims.direct import taps  # noqa: E402
@@ -47,9 +57,16 @@ def no_receiver_left() -> Iterator[None]:
     taps._receiver = None
 
 
+def _config(devices: int = 1) -> Any:
+    return SimpleNamespace(
+        scheduler_config=SimpleNamespace(max_num_batched_tokens=BUDGET + 8),
+        parallel_config=SimpleNamespace(tensor_parallel_size=devices),
+    )
+
+
 def open_stream(kind: str, native_ids: list[int], sink: Any, model: Any = None, **settings: Any) -> Stream:
     worker: Any = MiniWorker(RUNNERS[kind](model or TextModel(), **settings))
-    worker.vllm_config = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_batched_tokens=BUDGET + 8))
+    worker.vllm_config = _config()
     stream = Stream(worker, native_ids)
     stream.open(sink)
     stream.runner = worker.model_runner  # type: ignore[attr-defined]
@@ -173,7 +190,7 @@ def test_what_the_engine_does_for_itself_is_not_written() -> None:
     """Warm-up before the sink is open, and requests that are not ours afterwards."""
     sink = Kept()
     worker: Any = MiniWorker(RUNNERS["v1"](TextModel()))
-    worker.vllm_config = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_batched_tokens=BUDGET))
+    worker.vllm_config = _config()
     stream: Any = Stream(worker, [1])
     stream.runner = worker.model_runner
     warm = Output([NewRequest("warmup", [1, 2])], {"warmup": 2}, {"warmup": 0})
@@ -292,6 +309,37 @@ def test_a_layer_that_does_not_run_is_noticed() -> None:
     prefill(stream, {"0": [1, 2]})
     told = settled(stream)
     assert "1 states of 2" in told["fatal"][2] and not told["done"]
+
+
+def test_a_layer_that_gives_fewer_rows_than_the_step_has_is_refused() -> None:
+    """The rest of the device's buffer is of an earlier step, and would go out with this step's token ids."""
+    sink, model = Kept(), TextModel()
+    stream = open_stream("v1", [LAYERS], sink, model)
+    model.model.layers[-1].register_forward_hook(
+        lambda module, inputs, output: tuple(part[:-1] for part in output), prepend=True
+    )
+    prefill(stream, {"0": [5, 6, 7, 8]})
+    fatal = settled(stream)["fatal"]
+    assert "4 rows of a step" in fatal[1] and fatal[2] == "3 rows" and not sink.rows
+
+
+def test_layers_that_return_one_devices_share_are_refused_on_several() -> None:
+    model = TextModel()
+    model.model.layers[2] = Partial("pair")
+    worker: Any = MiniWorker(RUNNERS["v1"](model))
+    worker.vllm_config = _config(2)
+    with pytest.raises(WrongStatesError, match="one device's share"):
+        Stream(worker, [3])
+
+
+def test_devices_that_capture_nothing_have_the_same_hooks() -> None:
+    """Else the devices compile other graphs, and a sum over them that one fuses and the other does not never ends."""
+    model, other = TextModel(), TextModel()
+    open_stream("v1", [2, 4], Kept(), model)
+    taps.attach(other, [2, 4], None, 2)
+    hooked = [[len(layer._forward_hooks) for layer in each.model.layers] for each in (model, other)]
+    assert hooked[0] == hooked[1] and sum(hooked[0]) == 2
+    other(input_ids=torch.tensor([1, 2]), positions=torch.tensor([0, 1]))
 
 
 def test_layers_that_are_elsewhere_are_refused() -> None:

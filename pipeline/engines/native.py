@@ -25,6 +25,8 @@ from shims.versions import detect, within
 _FIRST = "0.18"
 # Before 0.22 the connector keeps the last chunk of a prompt only; 0.22 and 0.23 refuse to start with chunks.
 _TAKES_CHUNKS = ">=0.24"
+# Architectures whose layers leave the sum over the devices to the next layer: the connector gets one device's share.
+PARTIAL = ("DeepseekV32", "GlmMoeDsa", "Dots3Note", "MiniMaxM3")
 _SPOOL_BYTES = 2 << 30
 # Architectures whose forward collects states in a loop of its own, and left out the last one at first.
 _LATENT = ("Deepseek", "Kimi")
@@ -42,6 +44,13 @@ def check_native(options: EngineOptions) -> None:
     model, last = options.model, options.layers.native[-1] == options.model.num_layers
     architectures = model.config.get("architectures") or []
     latent = any(name.startswith(_LATENT) for name in architectures)
+    if options.tp_size > 1 and any(name.startswith(PARTIAL) for name in architectures):
+        raise UsageError(
+            "--engine native",
+            f"--tp-size 1 for {'/'.join(architectures)} (on several, vLLM hands out one device's share of a state)",
+            f"--tp-size {options.tp_size}",
+            "use --engine direct and a vLLM whose layers sum what they return (DeepSeek-V3.2, GLM-5: below 0.29)",
+        )
     for met, wanted, found in (
         (not usable(vllm), f"vllm {_FIRST} or later, whose connector takes requests that run on", f"vllm {vllm}"),
         (
@@ -50,7 +59,7 @@ def check_native(options: EngineOptions) -> None:
             f"vllm {vllm} and native layer id {model.num_layers}",
         ),
         (
-            within(vllm, "<0.31") and options.tp_size > 1,
+            not several_devices(vllm) and options.tp_size > 1,
             "vllm 0.31 or later for --tp-size above 1 (before, the connector waits for ranks that never answer)",
             f"vllm {vllm} and --tp-size {options.tp_size}",
         ),
@@ -68,6 +77,11 @@ def check_native(options: EngineOptions) -> None:
 def usable(release: str) -> bool:
     """Whether this vLLM's connector can be used at all."""
     return within(release, f">={_FIRST}")
+
+
+def several_devices(release: str) -> bool:
+    """Whether its connector ends where a model is split over devices."""
+    return within(release, ">=0.31")
 
 
 def takes_chunks(release: str) -> bool:

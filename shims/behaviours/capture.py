@@ -24,6 +24,7 @@ from shims.model_parts import (
     layers_of,
     model_of,
     refuse_missing_layers,
+    refuse_partial_layers,
     refuse_scaled_layers,
     runner_kind,
     split_output,
@@ -79,17 +80,19 @@ class Capture:
         self.runner = runner_kind(self._runner)
         self.model = type(model_of(self._runner)).__name__
         if self.records:
-            self._attach()
+            self._attach(getattr(getattr(worker, "parallel_config", None), "tensor_parallel_size", 1))
 
-    def _attach(self) -> None:
+    def _attach(self, devices: int) -> None:
         base = decoder_stack(model_of(self._runner))
         layers = layers_of(base)
         refuse_missing_layers(base, self.layer_ids)
         refuse_scaled_layers(base, self.layer_ids)
+        refuse_partial_layers(base, self.layer_ids, devices)
         layers[self.layer_ids[0]].register_forward_pre_hook(self._before_first, with_kwargs=True)
         for layer_id in self.layer_ids:
             layers[layer_id].register_forward_hook(self._after(layer_id, adds_residual(layers[layer_id])))
         embedding_of(base).register_forward_pre_hook(self._embedding, with_kwargs=True)
+        model_of(self._runner).register_forward_pre_hook(self._whole_model, with_kwargs=True)
         self._follow_runner()
 
     def _follow_runner(self) -> None:
@@ -120,7 +123,14 @@ class Capture:
 
     # Hooks. Each does nothing outside a real step: warm-up and profiling pass through them too.
 
+    def _whole_model(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Some models read the embedding's weights without calling the module."""
+        ids = kwargs.get("input_ids", args[0] if args else None)
+        if self._step is not None and self._step.token_ids is None and ids is not None:
+            self._step.token_ids = ids.detach().reshape(-1).clone()
+
     def _embedding(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Multimodal models embed before the forward, which then sees vectors only."""
         if self._step is not None:
             ids = args[0] if args else next(iter(kwargs.values()))
             self._step.token_ids = ids.detach().reshape(-1).clone()

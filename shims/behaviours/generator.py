@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import traceback
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -37,12 +38,28 @@ def construct(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...],
             if explained and not failures.told(folder):
                 raise  # an argument of the caller's, or a refusal: it says all there is to say
             raise _engine_error("building the generator", error, failures.told(folder)) from error
+    # When the generator is collected, and at the latest before the interpreter's modules go.
+    weakref.finalize(instance, _shut_down, instance.executor)
+
+
+def tell_blocks(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Build the generator, and tell its workers how many blocks the KV cache has, as vLLM's engine core does."""
+    wrapped(*args, **kwargs)
+    blocks = instance.vllm_config.cache_config.num_gpu_blocks
+    instance.executor.collective_rpc("initialize_cache", args=(blocks, 0))
+
+
+def collected(self: Any) -> None:
+    """Nothing: what `construct` has set up stops the workers."""
 
 
 def _stop(generator: Any) -> None:
     executor = getattr(generator, "executor", None)
-    if executor is None:
-        return
+    if executor is not None:
+        _shut_down(executor)
+
+
+def _shut_down(executor: Any) -> None:
     try:
         executor.shutdown()
     except Exception:  # the failure that led here matters, not this one

@@ -73,7 +73,7 @@ class Stream:
         self._done: list[str] = []
         self._faults: dict[str, str] = {}
         self._fatal: SpecshimError | None = None  # a SinkError where a row could not be stored
-        taps.attach(model_of(self._runner), native_ids, self)
+        taps.attach(model_of(self._runner), native_ids, self, _devices(worker))
         if self.kind == "v2":
             follow_batches(self._runner, self._ordered)
 
@@ -115,8 +115,17 @@ class Stream:
         """See `taps.Receiver`."""
         if self._step is None:
             self._staging.prepare(hidden)
+        elif len(hidden) < self._step.tokens:  # the rest of the buffer is of an earlier step
+            self._fail(
+                WrongStatesError(
+                    f"worker, {self.model} on {type(self._runner).__name__}",
+                    f"the {self._step.tokens} rows of a step",
+                    f"{len(hidden)} rows",
+                    "leave out what splits a step (expert parallelism with sequence parallelism, micro-batches)",
+                )
+            )
         else:
-            self._staging.put(slot, hidden, residual, min(self._step.tokens, len(hidden)))
+            self._staging.put(slot, hidden, residual, self._step.tokens)
             self._tapped += 1
 
     def inputs(self, token_ids: Any | None, positions: Any | None) -> None:
@@ -226,6 +235,11 @@ class Stream:
                 "fatal": list(fatal.args) if fatal else None,
                 "sink": [*fatal.args, fatal.errno] if isinstance(fatal, SinkError) else None,
             }
+
+
+def _devices(worker: Any) -> int:
+    parallel = getattr(worker.vllm_config, "parallel_config", None)
+    return getattr(parallel, "tensor_parallel_size", 1)
 
 
 def _explained(error: Exception) -> SinkError:

@@ -17,6 +17,7 @@ from shims.model_parts import (
     embedding_of,
     layers_of,
     refuse_missing_layers,
+    refuse_partial_layers,
     refuse_scaled_layers,
     rows_of,
     split_output,
@@ -54,12 +55,15 @@ _op = torch.library.custom_op(
 _op.register_fake(_no_effect)
 
 
-def attach(model: Any, native_ids: list[int], receiver: Receiver) -> None:
+def attach(model: Any, native_ids: list[int], receiver: Receiver | None, devices: int = 1) -> None:
     """Hook the layers. To be called after the model is loaded and before it runs (and is compiled).
 
     Args:
         model: the model that the runner calls.
         native_ids: ascending; 0 is the input of the first layer, k the output of layer k - 1.
+        receiver: None on devices that capture nothing. They are hooked all the same: a compiler fuses sums over the
+            devices with what follows, and a sum that is fused on one device alone never ends.
+        devices: over which the model is split.
 
     Raises:
         WrongStatesError: the model has no such layers.
@@ -68,6 +72,7 @@ def attach(model: Any, native_ids: list[int], receiver: Receiver) -> None:
     base = decoder_stack(model)
     refuse_missing_layers(base, [max(i - 1, 0) for i in native_ids])
     refuse_scaled_layers(base, [i - 1 for i in native_ids if i])
+    refuse_partial_layers(base, [i - 1 for i in native_ids if i], devices)
     layers = layers_of(base)
     for slot, native in enumerate(native_ids):
         if native == 0:

@@ -10,8 +10,10 @@ from vllm.config import set_current_vllm_config
 from vllm.platforms import current_platform
 
 from shims import cpu_norm
+from shims.direct import taps
 from shims.direct.stream import Stream
 from shims.errors import SpecshimError
+from shims.model_parts import model_of
 from shims.verbs import load
 
 # Under this name the settings travel in vLLM's `additional_config`, which is part of its compile cache's key:
@@ -41,8 +43,11 @@ class CaptureWorker(PlatformWorker):  # type: ignore[misc]
         """As vLLM's; then attach the taps."""
         cpu_norm.mend()
         result = super().load_model(*args, **kwargs)
+        native_ids = self.vllm_config.additional_config[SETTINGS]["native_ids"]
         if self.rank == 0:
-            self._specshim = Stream(self, self.vllm_config.additional_config[SETTINGS]["native_ids"])
+            self._specshim = Stream(self, native_ids)
+        else:
+            taps.attach(model_of(self.model_runner), native_ids, None, self.parallel_config.tensor_parallel_size)
         return result
 
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
