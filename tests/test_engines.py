@@ -71,6 +71,7 @@ def test_embeddings_are_for_the_other_engines() -> None:
         ("0.24.0", _options(LayerIds((1, 7), AFTER), architecture="DeepseekV3ForCausalLM"), "0.25"),
         ("0.24.0", _options(LayerIds((1, 8), NATIVE), architecture="KimiK25ForConditionalGeneration"), "0.25"),
         ("0.30.0", _options(LayerIds((1,), AFTER), tp_size=2), "0.31"),
+        ("0.33.0", _options(LayerIds((1,), AFTER), tp_size=8, architecture="GlmMoeDsaForCausalLM"), "share"),
         ("0.20.2", _options(LayerIds((1,), AFTER)), "CUDA"),
         ("0.32.0", _options(LayerIds((1,), AFTER)), "CUDA"),
     ],
@@ -92,6 +93,7 @@ def test_what_the_connector_gets_wrong_is_refused(
         ("0.24.0", _options(LayerIds((1, 6), AFTER), architecture="DeepseekV3ForCausalLM")),
         ("0.25.1", _options(LayerIds((1, 7), AFTER), architecture="DeepseekV3ForCausalLM")),
         ("0.31.0", _options(LayerIds((1,), AFTER), tp_size=8)),
+        ("0.33.0", _options(LayerIds((1,), AFTER), architecture="GlmMoeDsaForCausalLM")),
     ],
 )
 def test_what_the_connector_does_is_not_refused(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import subprocess
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -14,7 +16,15 @@ from mini_model import VOCABULARY, MiniWorker, RunnerV1, TextModel, states_of  #
 from mini_scheduler import MiniRequest, MiniScheduler  # noqa: E402
 
 from shims.behaviours import capture  # noqa: E402
-from shims.behaviours.generator import EngineError, generate, setup_capture, worker_receipts  # noqa: E402
+from shims.behaviours.generator import (  # noqa: E402
+    EngineError,
+    collected,
+    construct,
+    generate,
+    setup_capture,
+    tell_blocks,
+    worker_receipts,
+)
 from shims.errors import WrongStatesError  # noqa: E402
 
 MAX_MODEL_LEN = 48
@@ -92,6 +102,59 @@ def assert_right(results: list[dict[str, Any]], prompts: list[list[int]], layer_
 
 def _prompts(count: int) -> list[list[int]]:
     return [[(3 * i + j) % VOCABULARY for j in range(1 + i % 40)] for i in range(count)]
+
+
+# --- construction ---------------------------------------------------------------------------------
+
+
+class Stopped(Executor):
+    """Counts how often it is shut down, and what its workers were told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ended, self.told = 0, list[tuple[Any, ...]]()
+
+    def shutdown(self) -> None:
+        self.ended += 1
+
+    def collective_rpc(self, method: str, args: tuple[Any, ...] = (), unique_reply_rank: int | None = None) -> Any:
+        if method == "initialize_cache":
+            self.told.append(args)
+            return [None]
+        return super().collective_rpc(method, args, unique_reply_rank)
+
+
+def _constructed(build: Any = construct) -> tuple[Generator, Stopped]:
+    generator, executor = Generator([1], blocks=77), Stopped()
+    build(lambda: setattr(generator, "executor", executor), generator, (), {})
+    return generator, executor
+
+
+def test_the_workers_end_with_the_generator_once() -> None:
+    """speculators' own `__del__` fails where the interpreter has taken its modules away, and says so in a traceback."""
+    generator, executor = _constructed()
+    collected(generator)
+    assert not executor.ended
+    del generator
+    gc.collect()
+    assert executor.ended == 1
+
+
+def test_the_workers_end_before_the_interpreters_modules_go() -> None:
+    program = (
+        "import logging, weakref; from shims.behaviours import generator as g\n"
+        "class Executor:\n    def shutdown(self): logging.warning('ended')\n"
+        "class Generator: pass\n"
+        "kept = Generator(); g.construct(lambda: setattr(kept, 'executor', Executor()), kept, (), {})\n"
+        "kept.itself = kept\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0 and ended.stderr.strip().endswith("ended") and "Traceback" not in ended.stderr
+
+
+def test_workers_are_told_how_many_blocks_there_are() -> None:
+    _, executor = _constructed(tell_blocks)
+    assert executor.told == [(77, 0)]
 
 
 # --- results --------------------------------------------------------------------------------------
