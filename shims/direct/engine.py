@@ -24,6 +24,9 @@ from shims.precision import keep_float32
 from shims.spawning import spawn_workers
 from shims.versions import detect, within
 
+# Raised when the hooks trace to another graph on any device: what an older specshim left in vLLM's compile cache is not
+# taken for one of these. 2: devices that capture nothing are hooked, too.
+_TRACED = 2
 _WORKER = "shims.direct.worker.CaptureWorker"
 # Known to the engine ahead of its turn, so that it never waits for us.
 _WINDOW = 512
@@ -213,7 +216,7 @@ def _load(options: DirectOptions, words: Path) -> Any:
         "enforce_eager": eager,
         "disable_log_stats": True,
         "worker_cls": _WORKER,
-        "additional_config": {"specshim": {"native_ids": list(options.native_ids)}},
+        "additional_config": {"specshim": {"native_ids": list(options.native_ids), "traced": _TRACED}},
         **options.more,
     }
     if not eager:
