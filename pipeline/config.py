@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from shims.errors import UsageError
+
 DEFAULT_MAX_SEQ_LEN = 2048
 """Tokens per row, unless a flag says otherwise."""
 
@@ -35,6 +37,16 @@ class PrepareConfig:
     """Rows whose tokens an earlier row has: drop (and count), keep, or refuse."""
     workers: int = 1
     """Processes."""
+
+
+def check_seed(seed: int, flag: str = "--seed") -> None:
+    """Refuse a seed that torch or vLLM would not take, once the model is loaded.
+
+    Raises:
+        UsageError: it is negative, or more than 32 bits (vLLM adds to it for each reply).
+    """
+    if not 0 <= seed < 1 << 32:
+        raise UsageError(flag, f"0 to {(1 << 32) - 1}", str(seed), "give such a number")
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from pipeline.formats.registry import NORMED, RESIDUAL, Format, get_format
 from pipeline.formats.sidecars import check_datasets_installed
 from pipeline.formats.stores import RowStore
 from pipeline.layers import LayerIds, resolve
-from pipeline.model_info import ModelInfo, read_model, refuse_missing_weights, refuse_remote_code, sha256_file
+from pipeline.model_info import ModelInfo, read_model, refuse_missing_weights, refuse_remote_code
 from pipeline.object_store.address import is_address, parse, refuse_addresses
 from pipeline.places import Target
 from pipeline.preflight import check_options
@@ -124,7 +124,7 @@ def plan_job(config: ExtractConfig) -> Job:
             source,
             "prepare the data again with this model, or give the model it was prepared with",
         )
-        _refuse_changed(config.prepared_data, source)
+        _refuse_changed(config.prepared_data, data.sha256, source)
     dtype = computing_dtype(config.dtype, model.dtype)
     store_dtype = dtype if config.store_dtype == "auto" else config.store_dtype
     form.refuse_unfit(layers, model.num_layers, store_dtype)
@@ -135,19 +135,18 @@ def plan_job(config: ExtractConfig) -> Job:
     )  # fmt: skip
 
 
-def _refuse_changed(path: Path, record: Mapping[str, Any]) -> None:
+def _refuse_changed(path: Path, found: str, record: Mapping[str, Any]) -> None:
     """Compare the rows with those that `prepare` wrote: a file that was cut at the end of a line looks whole.
 
     Raises:
         UsageError: they are others.
     """
     stated = record["outputs"].get(path.name)
-    found = sha256_file(path) if stated else None
-    if found != stated:
+    if stated not in (None, found):
         raise UsageError(
             f"--prepared-data {path}",
             f"the file that `specshim prepare` wrote (sha256 {stated[:12]}…, says {manifest.FILE_NAME} beside it)",
-            f"another one ({found[:12] if found else ''}…): it was changed or cut since",
+            f"another one ({found[:12]}…): it was changed or cut since",
             "prepare again, or put rows of your own into a folder without that manifest",
         )
 
@@ -206,7 +205,7 @@ def settings_of(job: Job) -> dict[str, Any]:
         "row_limit": job.row_limit,
         "format": job.format.name,
         "rows_per_file": job.config.rows_per_file if job.format.many_rows_per_file else 1,
-        "inputs": {"prepared_data": sha256_file(job.config.prepared_data)},
+        "inputs": {"prepared_data": job.data.sha256},
     }
 
 
@@ -272,6 +271,7 @@ def row_sink_settings(job: Job, stack: str) -> RowSinkSettings:
         format=job.format.name,
         rows_per_file=job.config.rows_per_file,
         prepared_data=str(job.config.prepared_data),
+        prepared_sha256=job.data.sha256,
         row_limit=job.row_limit,
         dtype=job.dtype,
         store_dtype=job.store_dtype,

@@ -161,7 +161,17 @@ def require_same(where: str, wanted: Mapping[str, Any], found: Mapping[str, Any]
         for part in field.split("."):
             present = present.get(part) if isinstance(present, Mapping) else None
         if present != value:
-            raise UsageError(where, f"{field} = {_short(value)}", f"{field} = {_short(present)}", next_step)
+            name, mine, theirs = _innermost(field, value, present)
+            raise UsageError(where, f"{name} = {_short(mine)}", f"{name} = {_short(theirs)}", next_step)
+
+
+def _innermost(name: str, value: Any, present: Any) -> tuple[str, Any, Any]:
+    """Where two values that differ do: whole ones may look alike as far as they are shown."""
+    if isinstance(value, Mapping) and isinstance(present, Mapping):
+        for key in {**value, **present}:
+            if value.get(key) != present.get(key):
+                return _innermost(f"{name}.{key}", value.get(key), present.get(key))
+    return name, value, present
 
 
 def _short(value: Any) -> str:

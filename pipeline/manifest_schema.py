@@ -142,6 +142,7 @@ _STAGES: dict[str, tuple[tuple[str, ...], dict[str, Schema]]] = {
             "chat_template_sha256": _text("of the template's JSON text", pattern="^[0-9a-f]{64}$"),
             "max_seq_len": _number("tokens kept per row"),
             "thinking": {"enum": ["keep", "mask"], "description": "whether thinking is trained on"},
+            "thinking_end": _text("where thinking ends, in a reply"),
             "duplicates": {"enum": ["drop", "keep", "refuse"], "description": "rows with an earlier row's tokens"},
             "special_token_ids": {
                 "type": "array",
@@ -203,7 +204,7 @@ _STAGES: dict[str, tuple[tuple[str, ...], dict[str, Schema]]] = {
         ("model", "complete"),
         {
             "model": _MODEL,
-            "inputs": {"type": "object", "description": "prepared_data and rows of the states; the draft begun with"},
+            "inputs": {"type": "object", "description": "of the states and the vocabulary; the draft begun with"},
             "auxiliary_layers_native": {
                 "type": "array",
                 "items": {"type": "integer"},
@@ -212,6 +213,7 @@ _STAGES: dict[str, tuple[tuple[str, ...], dict[str, Schema]]] = {
             "draft_vocab_size": _number("tokens the draft can say"),
             "batches_per_step": _number("packed batches of one step, over all devices"),
             "complete": {"type": "boolean", "description": "the draft is there"},
+            "outputs": _hashes("sha256 of the draft's files"),
             "steps": _number("optimizer steps"),
             "best_step": _number("the step whose draft is published"),
             "stopped": _text("why it ended before its last epoch"),

@@ -95,6 +95,7 @@ def prepare(config: PrepareConfig) -> Prepared:
             "chat_template_sha256": template_hash,
             "max_seq_len": config.max_seq_len,
             "thinking": config.thinking,
+            "thinking_end": config.thinking_end,
             "duplicates": config.duplicates,
         }
         compared = {"model.fingerprint": description["fingerprint"], **choices, "inputs.conversations": source_hash}

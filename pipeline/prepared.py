@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 from array import array
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,21 +59,30 @@ def _integers(row: dict[str, Any], key: str) -> list[int]:
 
 
 class PreparedFile:
-    """The rows of a tokenized_data.jsonl, by index; only offsets and lengths stay in memory."""
+    """The rows of a tokenized_data.jsonl, by index; only offsets and lengths stay in memory.
+
+    The file stays open: one that takes its place meanwhile, as another `prepare` makes it, is not read.
+    """
 
     def __init__(
-        self, path: Path, vocab_size: int | None, flag: str = "--prepared-data", checked: bool = False
+        self,
+        path: Path,
+        vocab_size: int | None,
+        flag: str = "--prepared-data",
+        checked: bool = False,
+        sha256: str | None = None,
     ) -> None:
         """Check every line.
 
         Args:
             checked: another process has done that; lengths are not known then.
+            sha256: what the file has to be; None accepts any.
 
         Raises:
-            UsageError: the file is missing or empty, or names the faulty line.
+            UsageError: the file is missing, empty or another one, or names the faulty line.
         """
         self.path = path
-        self._offsets = array("Q")
+        self._offsets, self._sizes = array("Q"), array("Q")
         self.lengths = array("L")
         """Tokens of each row."""
         if not path.is_file():
@@ -81,14 +92,24 @@ class PreparedFile:
                 "a folder" if path.is_dir() else "no such file",
                 "check the path, or run prepare",
             )
-        with path.open("rb") as handle:
-            offset = 0
-            for number, raw in enumerate(handle, start=1):
-                if raw.strip():
-                    self._offsets.append(offset)
-                if raw.strip() and not checked:
-                    self.lengths.append(len(self._check(raw, number, vocab_size).input_ids))
-                offset += len(raw)
+        self._handle = path.open("rb")
+        offset, digest = 0, hashlib.sha256()
+        for number, raw in enumerate(self._handle, start=1):
+            digest.update(raw)
+            if raw.strip():
+                self._offsets.append(offset)
+                self._sizes.append(len(raw))
+            if raw.strip() and not checked:
+                self.lengths.append(len(self._check(raw, number, vocab_size).input_ids))
+            offset += len(raw)
+        self.sha256 = digest.hexdigest()
+        if sha256 not in (None, self.sha256):
+            raise UsageError(
+                f"{flag} {path}",
+                f"sha256 {sha256}, as it was when this run began",
+                self.sha256,
+                "run the same command again, with the file as it was",
+            )
         if not self._offsets:
             raise UsageError(f"{flag} {path}", "at least one row", "no line with text", "run `specshim prepare` again")
 
@@ -107,6 +128,6 @@ class PreparedFile:
         return len(self._offsets)
 
     def __getitem__(self, index: int) -> PreparedRow:
-        with self.path.open("rb") as handle:
-            handle.seek(self._offsets[index])
-            return parse_prepared(handle.readline().decode("utf-8"))
+        # (Several threads read at once.)
+        raw = os.pread(self._handle.fileno(), self._sizes[index], self._offsets[index])
+        return parse_prepared(raw.decode("utf-8"))

@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pipeline import manifest, run_history
 from pipeline.atomic import clear_leftovers, replacing, sync_folder
-from pipeline.config import RegenerateConfig
+from pipeline.config import RegenerateConfig, check_seed
 from pipeline.conversation_files import ConversationFiles, RawRow
 from pipeline.conversations import Message, RowFault
 from pipeline.devices import computing_dtype
@@ -69,11 +69,14 @@ def regenerate(config: RegenerateConfig) -> Regenerated:
     """
     refuse_addresses(config)
     _check(config)
+    check_seed(config.seed)
     files = ConversationFiles(config.input, config.split)
     model = read_model(config.model_path)
     refuse_remote_code(model, config.trust_remote_code)
     refuse_missing_weights(model)
     dtype = computing_dtype(config.dtype, model.dtype)
+    if model.max_positions is not None:
+        config = replace(config, max_model_len=min(config.max_model_len, model.max_positions))
     with exclusive(config.output_dir):
         settings = {
             "model": manifest.describe_model(model),
@@ -233,7 +236,7 @@ def _rounds(asked: Sequence[Message]) -> list[list[Message]]:
 
 def hash_seed(seed: int, row: int, turn: int) -> int:
     """A seed for one reply, the same in every run."""
-    return (seed * 1_000_003 + row) * 1009 + turn
+    return (seed * 1_000_003 + row) * 1009 + turn  # (below 2**63: a seed has 32 bits)
 
 
 def _append(part: Path, rows: Sequence[_Row]) -> None:

@@ -5,6 +5,8 @@ Killed at any step, the same command goes on from the last checkpoint, and ends 
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +17,9 @@ from pipeline import manifest
 from pipeline import training_checkpoint as checkpoints
 from pipeline.config import TrainConfig
 from pipeline.devices import check_device
+from pipeline.formats.arrays import npy_bytes
 from pipeline.lock import exclusive
+from pipeline.model_info import sha256_file
 from pipeline.progress import console
 from pipeline.training_checkpoint import DRAFT_NAME, METRICS_NAME
 from pipeline.training_inputs import TrainingData, check_inputs
@@ -127,6 +131,7 @@ def _manifest(settings: dict[str, Any], result: Trained) -> dict[str, Any]:
         "train",
         with_plan=True,
         complete=True,
+        outputs={file.name: sha256_file(file) for file in sorted(result.draft.iterdir()) if file.is_file()},
         steps=result.steps,
         seconds=round(result.seconds, 1),
         adaptations=result.adaptations,
@@ -146,16 +151,27 @@ def _settings(config: TrainConfig, data: TrainingData, ranks: Ranks, initial: st
     )  # fmt: skip
     return {
         "model": manifest.describe_model(data.model),
-        "inputs": {
-            "prepared_data": data.record["inputs"]["prepared_data"],
-            "rows": len(data.lengths),
-            "init_from": initial,
-        },
+        "inputs": _inputs(data) | {"init_from": initial},
         "auxiliary_layers_native": list(data.layers.native[:-1]),
         "draft_vocab_size": len(data.d2t),
         # n devices with one batch each take the same steps as one with n.
         "batches_per_step": ranks.size * config.accumulate,
         **{name: getattr(config, name) for name in names},
+    }
+
+
+def _inputs(data: TrainingData) -> dict[str, Any]:
+    """Which states and which vocabulary: of other ones a step has other rows, or a row of the head another meaning."""
+    record = data.record
+    lengths = json.dumps(sorted(data.lengths.items())).encode()
+    mapping = npy_bytes(data.d2t) + npy_bytes(data.t2d)
+    return {
+        # States that were converted from a folder without a manifest have other inputs.
+        "prepared_data": record["inputs"].get("prepared_data"),
+        "states": {name: record.get(name) for name in ("dtype", "store_dtype", "row_limit")},
+        "rows": len(data.lengths),
+        "lengths": hashlib.sha256(lengths).hexdigest(),
+        "vocab": hashlib.sha256(mapping).hexdigest(),
     }
 
 
@@ -165,8 +181,17 @@ def _finished(config: TrainConfig, settings: dict[str, Any]) -> Trained | None:
         return None
     _require_same(config, settings, existing)
     draft = config.output_dir / DRAFT_NAME
-    if not (draft / "config.json").is_file():
+    if not draft.is_dir():
         return None
+    for name, stated in existing.get("outputs", {}).items():
+        found = sha256_file(draft / name) if (draft / name).is_file() else "no such file"
+        if found != stated:
+            raise UsageError(
+                str(draft / name),
+                f"sha256 {stated}, as the finished training wrote it",
+                found,
+                f"put the file back, or remove {draft} and train again",
+            )
     reached = existing["metrics"]
     return Trained(
         draft, config.output_dir / METRICS_NAME, reached["start"], reached["end"], reached["best"],

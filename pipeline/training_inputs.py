@@ -8,7 +8,7 @@ from typing import Any
 
 from pipeline import manifest
 from pipeline.at_once import answers, threads_for
-from pipeline.config import TrainConfig
+from pipeline.config import TrainConfig, check_seed
 from pipeline.devices import check_device
 from pipeline.formats import DamagedRow
 from pipeline.formats.registry import RESIDUAL, wanted_row
@@ -53,7 +53,6 @@ def check_inputs(config: TrainConfig, lengths: dict[int, int] | None = None) -> 
     refuse_addresses(config, ("data",))
     for flag, value, low in (
         ("--epochs", config.epochs, 1),
-        ("--seed", config.seed, 0),
         ("--ttt-steps", config.ttt_steps, 1),
         ("--num-layers", config.num_layers, 1),
         ("--accumulate", config.accumulate, 1),
@@ -67,6 +66,7 @@ def check_inputs(config: TrainConfig, lengths: dict[int, int] | None = None) -> 
     ):
         if value < low:
             raise UsageError(flag, f"at least {low}", str(value), "give a larger number")
+    check_seed(config.seed)
     for flag, text, allowed in (
         ("--dtype", config.dtype, ("auto", "float32", "bfloat16")),
         ("--draft-dtype", config.draft_dtype, _DTYPES),

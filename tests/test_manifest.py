@@ -147,6 +147,19 @@ def test_the_next_stage_names_field_wanted_and_found(place: Path) -> None:
         assert field in caught.value.wanted and field in caught.value.found
 
 
+def test_a_difference_inside_of_a_field_is_the_one_that_is_shown() -> None:
+    """The whole of both may look alike as far as it is shown."""
+    one: dict[str, Any] = {"inputs": {"data": "9" * 90, "rows": 24, "files": {"config.json": "a"}}}
+    for change, wanted, found in (
+        ({"rows": 12}, "inputs.rows = 24", "inputs.rows = 12"),
+        ({"files": {"config.json": "b"}}, 'inputs.files.config.json = "a"', 'inputs.files.config.json = "b"'),
+        ({"more": 1}, "inputs.more = null", "inputs.more = 1"),
+    ):
+        with pytest.raises(UsageError) as caught:
+            manifest.require_same("here", one, {"inputs": one["inputs"] | change}, "go on")
+        assert (caught.value.wanted, caught.value.found) == (wanted, found)
+
+
 def test_what_is_no_folder_of_a_stage_is_told_by_what_it_is(place: Path) -> None:
     for name, found in (
         ("model", "no manifest.json in it"),

@@ -20,6 +20,7 @@ from pipeline.__main__ import main  # noqa: E402
 from pipeline.config import PrepareConfig  # noqa: E402
 from pipeline.conversation_files import ConversationFiles  # noqa: E402
 from pipeline.prepare import Prepared, prepare  # noqa: E402
+from pipeline.prepared import PreparedFile  # noqa: E402
 from pipeline.row_preparation import Settings, Tokenized, prepare_rows  # noqa: E402
 from pipeline.tokenizers import load_tokenizer  # noqa: E402
 from shims.errors import SpecshimError, UsageError  # noqa: E402
@@ -219,6 +220,22 @@ def test_thinking_is_kept_or_masked_and_the_files_say_which(model: Path, tmp_pat
     assert json.loads((tmp_path / "masked" / "manifest.json").read_text())["thinking"] == "mask"
     with pytest.raises(UsageError, match="thinking"):
         run(model, source, "masked")
+    with pytest.raises(UsageError, match=r'thinking_end = "</end>"'):
+        run(model, source, "masked", thinking="mask", thinking_end="</end>")
+
+
+def test_a_file_that_takes_the_place_of_an_open_one_is_not_read(model: Path, tmp_path: Path) -> None:
+    """Another `prepare` into the folder, while `extract` runs: half of the rows would have the new masks."""
+    run(model, write_jsonl(tmp_path / "a.jsonl", rows(3)))
+    run(model, write_jsonl(tmp_path / "b.jsonl", rows(9)[6:]), "other")
+    path = tmp_path / "out" / "tokenized_data.jsonl"
+    data = PreparedFile(path, None)
+    first = [data[index] for index in range(3)]
+    (tmp_path / "other" / "tokenized_data.jsonl").replace(path)
+    assert [data[index] for index in range(3)] == first
+    assert [PreparedFile(path, None)[index] for index in range(3)] != first
+    with pytest.raises(UsageError, match="as it was when this run began"):
+        PreparedFile(path, None, checked=True, sha256=data.sha256)
 
 
 def test_a_broken_chat_template_is_the_models_fault_not_line_ones(tmp_path: Path) -> None:

@@ -131,13 +131,34 @@ def test_rows_with_tools_are_left_out_and_named(place: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize(
     ("more", "words"),
-    [({"temperature": -1.0}, "--temperature"), ({"top_p": 0.0}, "--top-p"), ({"batch_size": 0}, "--batch-size")],
+    [
+        ({"temperature": -1.0}, "--temperature"),
+        ({"top_p": 0.0}, "--top-p"),
+        ({"batch_size": 0}, "--batch-size"),
+        ({"seed": -1}, "--seed"),
+        ({"seed": 1 << 32}, "--seed"),
+    ],
 )
 def test_a_wrong_option_is_refused(
     place: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(UsageError, match=words):
         run(place, monkeypatch, Echo(), **more)
+
+
+def test_a_conversation_is_at_most_as_long_as_the_models_context(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default is longer than that of many a small model, and vLLM refuses more than there is."""
+    asked: list[int] = []
+    echo = Echo()
+    run(place, monkeypatch, echo)
+    monkeypatch.setattr(module, "open_speaker", lambda config, *rest: asked.append(config.max_model_len) or echo)
+    context = json.loads((place / "model" / "config.json").read_text())["max_position_embeddings"]
+    regenerate(RegenerateConfig(str(place / "model"), place / "in.jsonl", place / "more", max_model_len=1 << 20))
+    assert asked == [context]
+
+
+def test_seeds_of_replies_fit_what_vllm_takes() -> None:
+    assert hash_seed((1 << 32) - 1, 10**9, 100) < 1 << 63
 
 
 def test_other_settings_are_not_mixed_into_a_folder(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

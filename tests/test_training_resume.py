@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,12 +28,15 @@ pytest.importorskip("speculators")
 
 from pipeline import training_checkpoint as checkpoints  # noqa: E402
 from pipeline import training_run  # noqa: E402
-from pipeline.config import TrainConfig  # noqa: E402
+from pipeline.config import ConvertConfig, TrainConfig  # noqa: E402
+from pipeline.convert import convert  # noqa: E402
+from pipeline.formats.arrays import npy_bytes  # noqa: E402
 from pipeline.lock import exclusive  # noqa: E402
 from pipeline.progress import stage_progress  # noqa: E402
 from pipeline.train import train  # noqa: E402
 from pipeline.training_checkpoint import Progress  # noqa: E402
 from pipeline.training_metrics import read_metrics  # noqa: E402
+from pipeline.vocab import load_mapping, mapping_arrays  # noqa: E402
 from shims.errors import SpecshimError, UsageError  # noqa: E402
 
 STEPS = 24
@@ -175,6 +181,11 @@ def test_going_on_with_other_settings_is_refused(place: Path) -> None:
     ]  # fmt: skip
     with pytest.raises(UsageError, match="lr"):
         train(settings(place, "other", max_steps=6, save_steps=2, lr=1e-3))
+    # Of one size, and of the same prepared rows: only what they hold differs.
+    with pytest.raises(UsageError, match=r"inputs\.vocab"):
+        train(replace(config, vocab=_other_vocabulary(place)))
+    with pytest.raises(UsageError, match=r"inputs\.states\.store_dtype = \"float32\""):
+        train(replace(config, data=_rounded(place)))
     damaged = place / "other" / "checkpoints" / "step-00000004" / "optimizer.pt"
     damaged.write_bytes(damaged.read_bytes()[:100])
     with pytest.raises(SpecshimError, match="remove that checkpoint"):
@@ -182,6 +193,38 @@ def test_going_on_with_other_settings_is_refused(place: Path) -> None:
     for path in damaged.parent.iterdir():
         path.unlink()
     assert train(config).steps == 6
+
+
+def _other_vocabulary(place: Path) -> Path:
+    shutil.copytree(place / "prepared", place / "otherwise")
+    (place / "otherwise" / "token_freq.pt").unlink()
+    d2t, t2d = load_mapping(place / "prepared")
+    size, chosen = len(d2t), t2d.nonzero()[0].tolist()
+    unused = next(token for token in range(len(t2d)) if not t2d[token])
+    record = json.loads((place / "otherwise" / f"vocab-{size}.json").read_text())
+    for name, array in zip(record["outputs"], mapping_arrays(sorted([*chosen[1:], unused]), len(t2d)), strict=True):
+        (place / "otherwise" / name).write_bytes(npy_bytes(array))
+        record["outputs"][name] = hashlib.sha256(npy_bytes(array)).hexdigest()
+    (place / "otherwise" / f"vocab-{size}.json").write_text(json.dumps(record))
+    return place / "otherwise"
+
+
+def _rounded(place: Path) -> Path:
+    convert(ConvertConfig(place / "states", place / "rounded", "hs_safetensors", store_dtype="bfloat16"))
+    return place / "rounded"
+
+
+def test_a_finished_training_whose_draft_was_cut_is_not_called_finished(place: Path) -> None:
+    config = settings(place, "cut", max_steps=2)
+    train(config)
+    assert train(config).steps == 2
+    file = place / "cut" / "draft" / "model.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:1000])
+    with pytest.raises(UsageError, match="as the finished training wrote it"):
+        train(config)
+    file.write_bytes(whole)
+    assert train(config).steps == 2
 
 
 def test_a_checkpoint_is_whole_or_absent(tmp_path: Path) -> None:

@@ -16,7 +16,9 @@ def regenerate(
     input: Annotated[Path, typer.Option(help="Conversations, read as by `prepare`; replies in them are not used.")],
     output_dir: Annotated[Path, typer.Option(help="Folder for conversations.jsonl.")],
     max_reply_tokens: Annotated[int, typer.Option(help="Longest reply.")] = 1024,
-    max_model_len: Annotated[int, typer.Option(help="Longest conversation, in tokens.")] = 4096,
+    max_model_len: Annotated[
+        int, typer.Option(help="Longest conversation, in tokens (at most the model's context).")
+    ] = 4096,
     temperature: Annotated[float, typer.Option(help="Of sampling; 0 takes the likeliest token.")] = 0.7,
     top_p: Annotated[float, typer.Option(help="Share of probability to sample from.")] = 0.95,
     seed: Annotated[int, typer.Option(help="Of sampling.")] = 0,

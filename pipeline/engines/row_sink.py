@@ -46,6 +46,8 @@ class RowSinkSettings:
     trust_remote_code: bool
     header: dict[str, str]
     """Goes into each row's header, beside its number."""
+    prepared_sha256: str | None = None
+    """What `prepared_data` has to be, still: a worker opens it after the model has loaded."""
     probes: str = ""
     """Folder for rows called ``probe-…``, which are written as computed, for the parent to look at."""
 
@@ -68,7 +70,7 @@ class RowSink:
         s = self._settings
         self._storage = Storage.of(s.store_dtype, s.last_state, s.model, s.trust_remote_code)
         self._lock = threading.Lock() if form.many_rows_per_file else None
-        self._data = PreparedFile(Path(self._settings.prepared_data), vocab_size=None, checked=True)
+        self._data = PreparedFile(Path(s.prepared_data), vocab_size=None, checked=True, sha256=s.prepared_sha256)
 
     def write(self, row_id: str, token_ids: Any, states: Any) -> None:
         """Write one row durably.

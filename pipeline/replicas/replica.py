@@ -80,7 +80,9 @@ class Replica:
             record = manifest.compose("extract", with_plan=True, engine="direct")
             header = task.sink.header | {"stack": run_history.stack_name(record)}
             sink = replace(task.sink, header=header)
-            self._data = PreparedFile(Path(sink.prepared_data), vocab_size=None, checked=True)
+            self._data = PreparedFile(
+                Path(sink.prepared_data), vocab_size=None, checked=True, sha256=sink.prepared_sha256
+            )
             guard()
             self._engine = open_streaming(task.options, sink)
         except Exception as error:  # noqa: BLE001  told to the caller, whatever it is
