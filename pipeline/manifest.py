@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import hashlib
 import json
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -148,6 +149,14 @@ def require_rows(folder: Path, flag: str) -> dict[str, Any]:
     except (OSError, ValueError, AttributeError):
         stated = None
     return require(folder, stated if stated in ROW_STAGES else ROW_STAGES[0], flag)
+
+
+def rows_identity(record: Mapping[str, Any]) -> str:
+    """Which rows a folder of hidden states holds: the sha256 of the prepared data, or, where the states were converted
+    from a folder without a manifest, one over what that folder was."""
+    inputs = record["inputs"]
+    prepared = inputs.get("prepared_data")
+    return str(prepared) if prepared else hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
 
 
 def require_same(where: str, wanted: Mapping[str, Any], found: Mapping[str, Any], next_step: str) -> None:

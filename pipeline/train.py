@@ -166,8 +166,7 @@ def _inputs(data: TrainingData) -> dict[str, Any]:
     lengths = json.dumps(sorted(data.lengths.items())).encode()
     mapping = npy_bytes(data.d2t) + npy_bytes(data.t2d)
     return {
-        # States that were converted from a folder without a manifest have other inputs.
-        "prepared_data": record["inputs"].get("prepared_data"),
+        "prepared_data": manifest.rows_identity(record),
         "states": {name: record.get(name) for name in ("dtype", "store_dtype", "row_limit")},
         "rows": len(data.lengths),
         "lengths": hashlib.sha256(lengths).hexdigest(),

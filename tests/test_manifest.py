@@ -160,6 +160,14 @@ def test_a_difference_inside_of_a_field_is_the_one_that_is_shown() -> None:
         assert (caught.value.wanted, caught.value.found) == (wanted, found)
 
 
+def test_rows_without_prepared_data_are_known_by_what_they_were_converted_from() -> None:
+    """A training looks at this, and an evaluation, which has to know the rows that were held out."""
+    sources = [{"source": name} for name in ("a", "b", "a")]
+    first, second, again = (manifest.rows_identity({"inputs": source}) for source in sources)
+    assert first == again != second
+    assert manifest.rows_identity({"inputs": {"prepared_data": "0f", "source": "a"}}) == "0f"
+
+
 def test_what_is_no_folder_of_a_stage_is_told_by_what_it_is(place: Path) -> None:
     for name, found in (
         ("model", "no manifest.json in it"),

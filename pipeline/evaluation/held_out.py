@@ -70,7 +70,7 @@ class HeldOut:
                 "--rows held-out", "a draft with the manifest of its training, which tells the split", "no manifest",
                 "give states that were not trained on, with --rows all",
             )  # fmt: skip
-        mine = self.record["inputs"].get("prepared_data")
+        mine = manifest.rows_identity(self.record)
         if training.get("inputs", {}).get("prepared_data") != mine:
             raise UsageError(
                 f"--data {self.folder}", "the data that the draft was trained on, whose split is known",
