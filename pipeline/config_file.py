@@ -53,9 +53,16 @@ def _yaml(path: Path, text: str) -> Any:
             f"--config {path}", "the yaml library, which reads it", str(error), "pip install pyyaml, or write TOML"
         ) from error
     try:
-        return yaml.safe_load(text) or {}
+        node = yaml.compose(text, yaml.SafeLoader)
+        content = yaml.safe_load(text) or {}
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from error
+    if isinstance(node, yaml.MappingNode):
+        names = [str(key.value) for key, _ in node.value]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"{twice} is there twice")
+    return content
 
 
 def merged(

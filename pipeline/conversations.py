@@ -106,6 +106,16 @@ def conversation_of(row: Mapping[str, Any], fallback_id: str, answered: bool = T
     return Conversation(fallback_id if row_id is None else str(row_id), messages, row.get("tools"))
 
 
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object; of a name that is there twice, Python's own would silently take the second."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise RowFault("each name once in an object", f"{twice!r} twice")
+    return found
+
+
 def load_object(text: str) -> dict[str, Any]:
     """Parse one line of JSONL, decoded with ``surrogateescape``; a byte order mark before it is dropped.
 
@@ -118,7 +128,7 @@ def load_object(text: str) -> dict[str, Any]:
         known = (kind for starts, kind in _NOT_UTF8 if text.startswith(starts))
         raise RowFault("UTF-8 text", next(known, "bytes that are not UTF-8")) from None
     try:
-        row = json.loads(text.removeprefix("\ufeff"))
+        row = json.loads(text.removeprefix("\ufeff"), object_pairs_hook=_each_once)
     except json.JSONDecodeError as error:
         # Its own line number would count within this line.
         raise RowFault(_ONE_OBJECT, f"malformed JSON ({error.msg} at character {error.pos + 1})") from None

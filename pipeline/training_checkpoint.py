@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.atomic import sync_content, sync_folder
+from pipeline.disk import DiskFull, free_bytes, human
 from shims.errors import SpecshimError
 
 FOLDER = "checkpoints"
@@ -75,6 +76,9 @@ def write(folder: Path, progress: Progress, weights: dict[str, Any], training: d
     Args:
         weights: contiguous tensors by name.
         training: what ``torch.load(weights_only=True)`` takes.
+
+    Raises:
+        DiskFull: it does not fit; the checkpoints before are whole.
     """
     import torch
     from safetensors.torch import save_file
@@ -82,6 +86,15 @@ def write(folder: Path, progress: Progress, weights: dict[str, Any], training: d
     target = folder / f"step-{progress.step:08d}"
     new = target.with_name(f".{target.name}{_UNDER_WAY}")
     shutil.rmtree(new, ignore_errors=True)
+    needed, free = _bytes_of([weights, training]), free_bytes(folder)
+    if needed > free:
+        raise DiskFull(
+            str(target),
+            f"{human(needed)} for a checkpoint",
+            f"{human(free)} free",
+            "make room, then run the same command again: it goes on from the last checkpoint (--keep-checkpoints says "
+            "how many are kept)",
+        )
     new.mkdir(parents=True)
     save_file(weights, new / _WEIGHTS)
     with (new / _OPTIMIZER).open("wb") as file:  # a file of ours says why it cannot be written
@@ -93,6 +106,15 @@ def write(folder: Path, progress: Progress, weights: dict[str, Any], training: d
     sync_folder(folder)
     clear(folder, keep)
     return target
+
+
+def _bytes_of(value: Any) -> int:
+    """Of all tensors in nested dictionaries and lists."""
+    if isinstance(value, dict):
+        return sum(map(_bytes_of, value.values()))
+    if isinstance(value, list | tuple):
+        return sum(map(_bytes_of, value))
+    return int(value.nbytes) if hasattr(value, "nbytes") else 0
 
 
 def clear(folder: Path, keep: int) -> None:

@@ -84,6 +84,13 @@ def test_a_draft_that_names_no_ids_gets_the_defaults_everywhere(training: Path, 
     assert check(training, release).exit_code == 0
 
 
+def test_a_training_that_is_not_finished_is_told(training: Path) -> None:
+    record = json.loads((training / "manifest.json").read_text())
+    (training / "manifest.json").write_text(json.dumps(record | {"complete": False}))
+    result = check(training, "0.32.0")
+    assert [f.found for f in result.findings] == ["complete = false"] and result.exit_code == 0
+
+
 @pytest.mark.parametrize(
     ("release", "served"),
     [

@@ -38,6 +38,14 @@ def test_yaml_says_the_same(tmp_path: Path) -> None:
     assert found.max_steps == RECIPES["smoke"]["max_steps"]
 
 
+def test_a_name_twice_is_refused_in_yaml_as_in_toml(tmp_path: Path) -> None:
+    pytest.importorskip("yaml")
+    for name, text in (("a.yaml", "epochs: 1\nepochs: 2\n"), ("a.toml", "epochs = 1\nepochs = 2\n")):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(UsageError, match=r"epochs|overwrite"):
+            of({}, tmp_path / name)
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [

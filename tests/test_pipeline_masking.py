@@ -178,6 +178,7 @@ def test_both_row_shapes_parse_to_the_same_messages() -> None:
     ("line", "words"),
     [
         ("{", "malformed JSON"),
+        ('{"messages": [], "messages": []}', "'messages' twice"),
         ("[]", "found a list"),
         ("[" * 100_000, "JSON"),
         ("{}", "keys none"),

@@ -321,6 +321,7 @@ def test_a_wrong_option_is_refused_before_anything_loads(
         ('{"id": "x", "input_ids": [1, true], "loss_mask": [0, 1]}', "true in it"),
         ('{"id": "x"}', "input_ids"),
         ("{", "malformed JSON"),
+        ('{"input_ids": [1], "input_ids": [2], "loss_mask": [1]}', "'input_ids' twice"),
     ],
 )
 def test_a_wrong_prepared_line_is_named(place: Workplace, engine: dict[str, Any], line: str, words: str) -> None:

@@ -110,6 +110,7 @@ def check_draft(config: CheckConfig) -> Checked:
     result = Checked(draft, verifier, trained, served)
     result.findings += [
         *_release_findings(config, served, draft),
+        *_training_findings(trained),
         *_layer_findings(draft, verifier, trained, served),
         *_mapping_findings(draft, verifier, trained),
         *_verifier_findings(draft, verifier, trained),
@@ -167,6 +168,13 @@ def _release_findings(config: CheckConfig, served: Served, draft: DraftFolder) -
                     "compare with that release's own code: install it and run this again")
         )  # fmt: skip
     return found
+
+
+def _training_findings(trained: Trained) -> list[Finding]:
+    if trained.record is None or trained.record["complete"]:
+        return []
+    step = "run the same `specshim train` again: it goes on to its end"
+    return [Finding(NOTE, trained.known_by, "a finished training", "complete = false", step)]
 
 
 def _layer_findings(draft: DraftFolder, verifier: ModelInfo, trained: Trained, served: Served) -> list[Finding]:
