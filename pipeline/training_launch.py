@@ -62,13 +62,15 @@ def parse(arguments: Sequence[str]) -> tuple[Launch, list[str]]:
     Raises:
         UsageError: an option cannot be used.
     """
-    parser = _Parser(prog="specshim train", add_help=False, allow_abbrev=False)
-    parser.add_argument(_FLAG, type=int, required=True)
-    parser.add_argument("--nproc-per-node", type=int)
-    parser.add_argument("--launcher", choices=[TORCHRUN, RAY_TRAIN], default=TORCHRUN)
-    parser.add_argument("--rdzv-endpoint")
-    parser.add_argument("--ray-address", default="auto")
-    parser.add_argument("--max-restarts", type=int, default=3)
+    parser = _Parser(
+        prog="specshim train", allow_abbrev=False, epilog="All options of `specshim train` go behind these."
+    )
+    parser.add_argument(_FLAG, type=int, required=True, help="Machines.")
+    parser.add_argument("--nproc-per-node", type=int, help="Processes on each (default: one a GPU).")
+    parser.add_argument("--launcher", choices=[TORCHRUN, RAY_TRAIN], default=TORCHRUN, help="What starts them.")
+    parser.add_argument("--rdzv-endpoint", help="host:port where the machines meet, for torchrun on several.")
+    parser.add_argument("--ray-address", default="auto", help="Of the Ray cluster.")
+    parser.add_argument("--max-restarts", type=int, default=3, help="Times that all start again after one died.")
     found, rest = parser.parse_known_args(list(arguments))
     each = found.nproc_per_node if found.nproc_per_node is not None else max(1, _gpus())
     for flag, value, low in (

@@ -38,6 +38,13 @@ def test_the_launchers_options_are_taken_and_the_rest_is_passed_on() -> None:
     assert "--standalone" in torchrun(Launch(1, 2), ["x.py"])
 
 
+def test_the_launchers_options_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(["--nnodes", "2", "--help"])
+    said = capsys.readouterr().out
+    assert ended.value.code == 0 and "--rdzv-endpoint" in said and "--max-restarts" in said
+
+
 def test_processes_are_one_a_gpu_where_not_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
     assert parse(["--nnodes", "1"])[0].nproc_per_node == 3

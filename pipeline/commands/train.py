@@ -72,7 +72,7 @@ def train(
 ) -> None:
     """Train an EAGLE-3 draft with speculators' own model and trainer.
 
-    Run it again to go on where it stopped.
+    Run it again to go on where it stopped. On several devices or machines: see `specshim train --nnodes 1 --help`.
     """
     from pipeline.config_file import merged
     from pipeline.train import train as run
