@@ -217,6 +217,55 @@ def test_layers_that_are_others_than_said_are_named(place: Path, more: dict[str,
     assert words in caught.value.found and not (place / "there").exists()
 
 
+def _nan(row: dict[str, Any]) -> None:
+    row["hidden_states"][1][2, 5] = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (_nan, "1 of"),
+        (lambda row: row["hidden_states"][3].zero_(), "all zero (first: token 0, layer column 3)"),
+        (lambda row: row["hidden_states"][0][4].fill_(2.5), "constant (first: token 4, layer column 0)"),
+        (lambda row: row["loss_mask"][2:3].fill_(2), "loss mask holds 2"),
+        (lambda row: row["input_ids"][1:2].fill_(300), "token id 300, the vocabulary ends with 299"),
+        (lambda row: row["input_ids"][1:2].fill_(-1), "token id -1"),
+    ],
+    ids=["nan", "zero", "constant", "mask", "beyond the vocabulary", "negative"],
+)
+@pytest.mark.parametrize("index", [0, 3], ids=["proved", "not proved"])
+def test_rows_of_another_tool_that_cannot_be_right_are_refused(
+    place: Path, spoil: Callable[[dict[str, Any]], Any], words: str, index: int
+) -> None:
+    moved(place, "states", "foreign", "speculators-0.4")
+    strip(place / "foreign")
+    path = place / "foreign" / f"data_{index}.pt"
+    row = torch.load(path, weights_only=True)
+    spoil(row)
+    torch.save(row, path)
+    with pytest.raises(UsageError) as caught:
+        foreign(place)
+    assert f"row {index} " in caught.value.where and words in caught.value.found
+    assert not (place / "there" / "hidden_states" / f"hs_{index}.safetensors").exists()
+
+
+@pytest.mark.parametrize("structure_only", [True, False])
+@pytest.mark.parametrize(("name", "value"), [("token_ids", 300), ("loss_mask", 2)])
+def test_verify_tells_ids_and_masks_out_of_range(place: Path, name: str, value: int, structure_only: bool) -> None:
+    from pipeline.formats.hs_safetensors import read_row, row_path, write_row
+
+    path = row_path(place / "states", 3)
+    row = read_row(path)
+    getattr(row, name)[1] = value
+    # Sealed anew: what an earlier build carried on from another tool.
+    header = {key: text for key, text in row.header.items() if key not in ("row_id", "content_sha256")}
+    write_row(path, row, header)
+    asked = VerifyConfig(place / "states", str(place / "model"), sample=ROWS, structure_only=structure_only)
+    found = verify(asked)
+    assert found.rows == ROWS - 1 and len(found.faults) == 1
+    assert "hs_3.safetensors" in found.faults[0] and str(value) in found.faults[0]
+
+
 def test_an_arrow_folder_of_another_tool_brings_its_masks(place: Path) -> None:
     from safetensors.torch import load_file, save_file
 
