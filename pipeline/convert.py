@@ -264,6 +264,7 @@ def _settings(config: ConvertConfig, plan: Plan) -> dict[str, Any]:
         "exact": plan.exact and bool(source.get("exact", True)),
         "counts": source.get("counts") or {"rows": plan.source.total},
         "bad_rows": source.get("bad_rows", []),
+        "source_sha256": source.get("source_sha256"),
         "inputs": {
             **(source.get("inputs") or {}),
             "source_format": source.get("format"),
@@ -286,10 +287,11 @@ def _refuse_foreign_folder(config: ConvertConfig, settings: Mapping[str, Any]) -
                 "choose another --output-dir",
             )
         return
-    compared = ("layers", "last_state", "dtype", "store_dtype", "format", "rows_per_file")
+    # A source of another tool names no prepared data; what it was is handed on by what was made of it.
+    compared = ("layers", "last_state", "dtype", "store_dtype", "format", "rows_per_file", "source_sha256")
     wanted = {
         "model.fingerprint": settings["model"]["fingerprint"],
-        **{name: settings[name] for name in compared},
         "inputs.prepared_data": settings["inputs"].get("prepared_data"),
+        **{name: settings[name] for name in compared},
     }
     manifest.require_same(where, wanted, existing, "choose another --output-dir, or remove this one")

@@ -17,6 +17,7 @@ from pipeline.formats.registry import NORMED, RESIDUAL, Format, get_format, open
 from pipeline.formats.stores import RowStore
 from pipeline.layers import LayerIds, resolve
 from pipeline.model_info import ModelInfo, read_model, refuse_remote_code
+from pipeline.source_identity import identity_of
 from shims.errors import UsageError
 
 
@@ -191,7 +192,13 @@ def _foreign(config: ConvertConfig) -> Source:
     return Source(
         folder=config.source,
         store=store,
-        record={"model": manifest.describe_model(model), "dtype": dtype, "store_dtype": dtype, "format": form.name},
+        record={
+            "model": manifest.describe_model(model),
+            "dtype": dtype,
+            "store_dtype": dtype,
+            "format": form.name,
+            "source_sha256": identity_of(config.source, store, indices),
+        },
         layers=layers,
         last_state=NORMED if form.last_states == (NORMED,) and layers.native[-1] == model.num_layers else RESIDUAL,
         indices=indices,

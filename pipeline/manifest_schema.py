@@ -197,7 +197,15 @@ _STAGES: dict[str, tuple[tuple[str, ...], dict[str, Schema]]] = {
     "convert": (
         ("model", "layers", "dtype", "inputs", "complete", "counts", "format"),
         _ROWS
-        | {"exact": {"type": "boolean", "description": "nothing was rounded, normed or left out on the way here"}},
+        | {
+            "exact": {"type": "boolean", "description": "nothing was rounded, normed or left out on the way here"},
+            "source_sha256": _maybe(
+                _text(
+                    "of rows without manifest that this began with: names, sizes, times and ends of their files",
+                    pattern="^[0-9a-f]{64}$",
+                )
+            ),
+        },
     ),
     "train": (
         ("model", "complete"),

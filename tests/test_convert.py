@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -215,6 +216,48 @@ def test_layers_that_are_others_than_said_are_named(place: Path, more: dict[str,
     with pytest.raises(UsageError) as caught:
         foreign(place, **more)
     assert words in caught.value.found and not (place / "there").exists()
+
+
+def _fewer(folder: Path) -> None:
+    (folder / f"data_{ROWS - 1}.pt").unlink()
+
+
+def _more(folder: Path) -> None:
+    shutil.copy2(folder / "data_0.pt", folder / f"data_{ROWS}.pt")
+
+
+def _repaired(folder: Path) -> None:
+    """Other numbers under the same size and time; what is zipped has checksums at its end."""
+    path = folder / "data_2.pt"
+    before, row = path.stat(), torch.load(path, weights_only=True)
+    row["hidden_states"][0][3, 3] += 1
+    torch.save(row, path)
+    assert path.stat().st_size == before.st_size
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def _touched(folder: Path) -> None:
+    os.utime(folder / "data_2.pt")
+
+
+@pytest.mark.parametrize("change", [_fewer, _more, _repaired, _touched])
+def test_a_conversion_of_another_tools_rows_does_not_go_on_with_others(
+    place: Path, change: Callable[[Path], None]
+) -> None:
+    moved(place, "states", "foreign", "speculators-0.4")
+    strip(place / "foreign")
+    foreign(place)
+    assert foreign(place).kept == ROWS
+    moved(place, "there", "further", "sharded")
+    before = content(place / "there")
+    change(place / "foreign")
+    with pytest.raises(UsageError) as caught:
+        foreign(place)
+    assert "source_sha256" in caught.value.wanted and content(place / "there") == before
+    shutil.rmtree(place / "there")
+    foreign(place)
+    with pytest.raises(UsageError, match="source_sha256"):
+        moved(place, "there", "further", "sharded")
 
 
 def _nan(row: dict[str, Any]) -> None:
