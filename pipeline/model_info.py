@@ -40,6 +40,8 @@ _ENCODERS = {
     "deberta-v2", "nomic_bert", "mpnet",
 }  # fmt: skip
 _READ_BYTES = 1 << 20
+_ONE_FILE = "model.safetensors"
+"""What transformers reads alone wherever it is there, whatever an index says."""
 
 
 @dataclass(frozen=True)
@@ -130,8 +132,8 @@ def refuse_missing_weights(model: ModelInfo, flag: str = "--model-path") -> None
     """Stop where loading would fail minutes later, deep in a worker.
 
     Raises:
-        UsageError: the folder holds no weights, not all files that its index names, one that was cut short, or
-            Git LFS pointers.
+        UsageError: the folder holds no weights, not all files that its index names, one that was cut short,
+            Git LFS pointers, or two sets of weights.
     """
     if pointers := _lfs_pointers(model.path):
         raise UsageError(
@@ -146,6 +148,22 @@ def refuse_missing_weights(model: ModelInfo, flag: str = "--model-path") -> None
     if missing:
         raise UsageError(
             f"{flag} {model.path}", "all weights of the model", f"missing: {_few(missing)}", "complete the download"
+        )
+    _refuse_two_sets(model.path, flag)
+
+
+def _refuse_two_sets(folder: Path, flag: str) -> None:
+    """Stop where vLLM, which reads what the index names, and transformers would read different files."""
+    index = folder / f"{_ONE_FILE}.index.json"
+    if not index.is_file() or not (folder / _ONE_FILE).is_file():
+        return
+    others = sorted({str(name) for name in _weight_map(index).values()} - {_ONE_FILE})
+    if others:
+        raise UsageError(
+            f"{flag} {folder}",
+            "one set of weights",
+            f"two: {_few(others)}, named by {index.name}, which vLLM reads, and {_ONE_FILE}, which transformers reads",
+            f"move {_ONE_FILE} away, or the index and its files, whichever are not the model's",
         )
 
 
