@@ -194,10 +194,26 @@ def missing_shards(folder: Path, pattern: str = "*.index.json") -> list[str]:
     """Files of weights that an index in the folder names and that are not there.
 
     Raises:
-        UsageError: an index cannot be read.
+        UsageError: an index cannot be read, or names what is no file of its folder.
     """
-    names = {str(name) for index in folder.glob(pattern) for name in _weight_map(index).values()}
+    names: set[str] = set()
+    for index in sorted(folder.glob(pattern)):
+        named = set(map(str, _weight_map(index).values()))
+        _refuse_other_folders(index, named)
+        names |= named
     return sorted(name for name in names if not (folder / name).is_file())
+
+
+def _refuse_other_folders(index: Path, names: set[str]) -> None:
+    """Stop at names that lead elsewhere: vLLM looks for weights in the folder alone, and a name is another's text."""
+    elsewhere = sorted(name or "''" for name in names if Path(name).name != name or name in ("", ".."))
+    if elsewhere:
+        raise UsageError(
+            str(index),
+            "names of files in its own folder, where alone vLLM looks for weights",
+            _few(elsewhere),
+            "move these files beside the index and correct the names in it, or download the model again",
+        )
 
 
 def _weight_map(index: Path) -> dict[str, Any]:

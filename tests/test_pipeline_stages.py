@@ -469,6 +469,20 @@ def test_two_sets_of_weights_in_one_folder_are_named(place: Workplace, engine: d
     assert place.extract(prepared_data=place.root / "again" / "tokenized_data.jsonl")[0] == 0
 
 
+@pytest.mark.parametrize("name", ["sub/model-2.safetensors", "../outside.safetensors", "/model.safetensors", "..", ""])
+def test_an_index_that_names_other_folders_is_refused(place: Workplace, engine: dict[str, Any], name: str) -> None:
+    place.prepare()
+    for path in (place.model / "sub" / "model-2.safetensors", place.model.parent / "outside.safetensors"):
+        path.parent.mkdir(exist_ok=True)
+        shutil.copy(place.model / "model.safetensors", path)
+    index = place.model / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "model.safetensors", "b": name}}))
+    code, message = place.extract()
+    assert code == 2
+    assert_four_parts(message, "model.safetensors.index.json", "in its own folder", name)
+    assert not place.states.exists() and not engine["made"]
+
+
 @pytest.mark.parametrize("weight_map", [None, ["a"], "a"])
 def test_an_index_that_names_no_files_is_refused(place: Workplace, engine: dict[str, Any], weight_map: Any) -> None:
     place.prepare()
