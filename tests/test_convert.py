@@ -415,6 +415,27 @@ def test_an_unfinished_source_is_refused(place: Path) -> None:
         moved(place, "states", "there", "sharded")
 
 
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("states/hidden_states", "inside of the source"),
+        ("states/a/b", "inside of"),
+        ("states/../states/a", "inside of"),
+        ("link/a", "inside of"),
+        (".", "around the source"),
+        ("states", "states"),
+    ],
+)
+def test_source_and_target_within_each_other_are_refused(place: Path, target: str, words: str) -> None:
+    (place / "link").symlink_to(place / "states")
+    before = sorted(place.rglob("*"))
+    with pytest.raises(UsageError) as caught:
+        moved(place, "states", target, "sharded")
+    assert caught.value.where == "--output-dir" and words in caught.value.found
+    assert sorted(place.rglob("*")) == before
+    moved(place, "states", "states-2", "sharded")
+
+
 def test_the_command_line(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = [
         "convert",
