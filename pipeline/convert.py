@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from pipeline import disk, manifest, run_history
@@ -151,8 +152,7 @@ def _plan(config: ConvertConfig) -> Plan:
     for flag, value, low in (("--rows-per-file", config.rows_per_file, 1), ("--prove", config.prove, 1)):
         if value < low:
             raise UsageError(flag, f"at least {low}", str(value), "give a larger number")
-    if config.output_dir.resolve() == config.source.resolve():
-        raise UsageError("--output-dir", "another folder than the source", str(config.output_dir), "choose another")
+    _refuse_one_in_the_other(config.source, config.output_dir)
     check_datasets_installed(form.name)
     source = open_source(config)
     model = model_of(config, source)
@@ -174,6 +174,18 @@ def _plan(config: ConvertConfig) -> Plan:
         )
     columns = [source.layers.native.index(native) for native in layers.native]
     return Plan(source, form, layers, columns, store_dtype, last_state, model)
+
+
+def _refuse_one_in_the_other(source: Path, output: Path) -> None:
+    """Stop where new rows would lie among those they are made from, and be taken for theirs, or the other way round."""
+    read, written = source.resolve(), output.resolve()
+    if read == written:
+        raise UsageError("--output-dir", "another folder than the source", str(output), "choose another")
+    if read in written.parents or written in read.parents:
+        within = "inside of" if read in written.parents else "around"
+        raise UsageError(
+            "--output-dir", "a folder beside the source", f"{output}, {within} the source {source}", "choose another"
+        )
 
 
 def _target_layers(config: ConvertConfig, held: LayerIds) -> LayerIds:
@@ -264,6 +276,7 @@ def _settings(config: ConvertConfig, plan: Plan) -> dict[str, Any]:
         "exact": plan.exact and bool(source.get("exact", True)),
         "counts": source.get("counts") or {"rows": plan.source.total},
         "bad_rows": source.get("bad_rows", []),
+        "source_sha256": source.get("source_sha256"),
         "inputs": {
             **(source.get("inputs") or {}),
             "source_format": source.get("format"),
@@ -286,10 +299,11 @@ def _refuse_foreign_folder(config: ConvertConfig, settings: Mapping[str, Any]) -
                 "choose another --output-dir",
             )
         return
-    compared = ("layers", "last_state", "dtype", "store_dtype", "format", "rows_per_file")
+    # A source of another tool names no prepared data; what it was is handed on by what was made of it.
+    compared = ("layers", "last_state", "dtype", "store_dtype", "format", "rows_per_file", "source_sha256")
     wanted = {
         "model.fingerprint": settings["model"]["fingerprint"],
-        **{name: settings[name] for name in compared},
         "inputs.prepared_data": settings["inputs"].get("prepared_data"),
+        **{name: settings[name] for name in compared},
     }
     manifest.require_same(where, wanted, existing, "choose another --output-dir, or remove this one")

@@ -10,12 +10,14 @@ from typing import Any
 from pipeline import manifest
 from pipeline.bad_rows import BadRows
 from pipeline.config import ConvertConfig
-from pipeline.formats import DamagedRow, StateRow
+from pipeline.content_checks import fault_of_states, fault_of_tokens
+from pipeline.formats import DamagedRow, StateRow, float8
 from pipeline.formats.content import KEY, check_content
 from pipeline.formats.registry import NORMED, RESIDUAL, Format, get_format, open_rows, recognised
 from pipeline.formats.stores import RowStore
 from pipeline.layers import LayerIds, resolve
 from pipeline.model_info import ModelInfo, read_model, refuse_remote_code
+from pipeline.source_identity import identity_of
 from shims.errors import UsageError
 
 
@@ -42,7 +44,7 @@ class Source:
         """One row as stored, its content compared with its hash.
 
         Raises:
-            UsageError: the row is damaged or missing.
+            UsageError: the row is damaged or missing, or its numbers cannot be right.
         """
         row = _whole_row(self.store, index)
         try:
@@ -53,7 +55,22 @@ class Source:
                 raise DamagedRow(f"metadata row is {owner!r}, not {str(index)!r}")
         except DamagedRow as damage:
             raise _damaged(self.store, index, damage) from damage
-        return row if row.loss_mask is not None else replace(row, loss_mask=self._mask(index, row))
+        row = row if row.loss_mask is not None else replace(row, loss_mask=self._mask(index, row))
+        ids, mask = row.token_ids.tolist(), None if row.loss_mask is None else row.loss_mask.tolist()
+        model, width = self.record["model"], len(self.layers.ids)
+        self._refuse(index, fault_of_tokens(ids, mask, model["vocab_size"]))
+        self._refuse(index, fault_of_states(float8.dense(row).states, len(ids), width, model["hidden_size"]))
+        return row
+
+    def _refuse(self, index: int, fault: str | None) -> None:
+        """Stop at a row that nothing may be trained on; other tools do not look."""
+        if fault:
+            raise UsageError(
+                f"row {index} in {self.store.locate(index)}",
+                "a row that can be right",
+                fault,
+                "repair the source first, or leave the row out and number the others anew",
+            )
 
     def _mask(self, index: int, row: StateRow) -> Any:
         listed = self._listed(index)
@@ -81,7 +98,7 @@ class Source:
         """Token ids and loss mask of a row, states or not.
 
         Raises:
-            UsageError: the row is damaged or missing.
+            UsageError: the row is damaged or missing, or its numbers cannot be right.
         """
         if index in self.absent:
             return self.absent[index]
@@ -90,7 +107,9 @@ class Source:
         except (DamagedRow, FileNotFoundError) as damage:
             raise _damaged(self.store, index, damage) from damage
         listed = self._listed(index) if mask is None else None
-        return ids, mask if listed is None else list(listed["loss_mask"])
+        mask = mask if listed is None else list(listed["loss_mask"])
+        self._refuse(index, fault_of_tokens(ids, mask, self.record["model"]["vocab_size"]))
+        return ids, mask
 
 
 def _whole_row(store: RowStore, index: int) -> StateRow:
@@ -173,7 +192,13 @@ def _foreign(config: ConvertConfig) -> Source:
     return Source(
         folder=config.source,
         store=store,
-        record={"model": manifest.describe_model(model), "dtype": dtype, "store_dtype": dtype, "format": form.name},
+        record={
+            "model": manifest.describe_model(model),
+            "dtype": dtype,
+            "store_dtype": dtype,
+            "format": form.name,
+            "source_sha256": identity_of(config.source, store, indices),
+        },
         layers=layers,
         last_state=NORMED if form.last_states == (NORMED,) and layers.native[-1] == model.num_layers else RESIDUAL,
         indices=indices,

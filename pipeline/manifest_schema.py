@@ -52,7 +52,7 @@ _MODEL = _object(
     ("path", "fingerprint", "num_layers", "hidden_size", "vocab_size"),
     path=_text("as found"),
     fingerprint=_text("sha256 over the hashes of `files`", pattern="^[0-9a-f]{64}$"),
-    files=_hashes("file -> sha256; a weight file counts by size, header and both ends"),
+    files=_hashes("file -> sha256; of a weight file over 64 MiB: of its size, header, both ends and samples"),
     num_layers=_number("decoder layers"),
     hidden_size=_number("H"),
     vocab_size=_number("tokens of the target vocabulary"),
@@ -198,7 +198,15 @@ _STAGES: dict[str, tuple[tuple[str, ...], dict[str, Schema]]] = {
     "convert": (
         ("model", "layers", "dtype", "inputs", "complete", "counts", "format"),
         _ROWS
-        | {"exact": {"type": "boolean", "description": "nothing was rounded, normed or left out on the way here"}},
+        | {
+            "exact": {"type": "boolean", "description": "nothing was rounded, normed or left out on the way here"},
+            "source_sha256": _maybe(
+                _text(
+                    "of rows without manifest that this began with: names, sizes, times and ends of their files",
+                    pattern="^[0-9a-f]{64}$",
+                )
+            ),
+        },
     ),
     "train": (
         ("model", "complete"),
@@ -264,6 +272,12 @@ def page() -> str:
         "the fields it depends on, and refuses a mismatch by name: field, wanted, found. The machine-readable form is",
         f"[{SCHEMA_FILE}]({SCHEMA_FILE}). A row's own header repeats whose row it is, names the stack that computed it",
         "and holds a sha256 over its numbers (docs/formats.md).",
+        "",
+        "A model is known by its fingerprint: config, tokenizer, chat template, Python files, indexes and all files of",
+        "weights in its folder. Of a weight file of more than 64 MiB count its size, its header, 1 MiB at both ends,",
+        "4 KiB at the start of each tensor (safetensors) and 4 KiB every 8 MiB. Earlier builds looked at less, so what",
+        "they wrote names another fingerprint for the same model: it is not gone on with, and not used with the model.",
+        "The refusal names `model.fingerprint`, what was wanted and found; run the stages again, from `prepare` on.",
         "",
         "## Every stage",
         "",

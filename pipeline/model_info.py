@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from pipeline.weight_hash import weight_hashes
 from shims.config_names import stated
 from shims.errors import UsageError
 
@@ -20,11 +21,15 @@ _TOKENIZER_FILES = (
     "special_tokens_map.json",
     "added_tokens.json",
     "vocab.json",
+    "vocab.txt",
     "merges.txt",
+    "sentencepiece.bpe.model",
     "tiktoken.model",
 )
 _TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
-_WEIGHT_PATTERNS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
+# A quantized checkpoint may say in a file of its own how its numbers are meant.
+_CONFIG_FILES = ("config.json", "hf_quant_config.json")
+_WHOLE_PATTERNS = ("*.py", "*.index.json")
 # https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md
 _POINTER, _POINTER_LIMIT = b"version https://git-lfs.github.com/spec/", 1024
 _WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
@@ -34,8 +39,9 @@ _ENCODERS = {
     "bert", "roberta", "xlm-roberta", "camembert", "modernbert", "distilbert", "electra", "albert", "deberta",
     "deberta-v2", "nomic_bert", "mpnet",
 }  # fmt: skip
-_EDGE_BYTES = 1 << 20
-"""Read from both ends of each weight file: enough to tell a fine-tuned copy, cheap on terabytes."""
+_READ_BYTES = 1 << 20
+_ONE_FILE = "model.safetensors"
+"""What transformers reads alone wherever it is there, whatever an index says."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +65,7 @@ class ModelInfo:
 
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 over config, tokenizer, chat template and the weights' names, sizes and edges."""
+        """sha256 over config, tokenizer, chat template, code and the weights' names and hashes."""
         digest = hashlib.sha256()
         for name, part in sorted(self.file_hashes.items()):
             digest.update(f"{name}\0{part}\n".encode())
@@ -67,39 +73,24 @@ class ModelInfo:
 
     @cached_property
     def file_hashes(self) -> dict[str, str]:
-        """sha256 by file name; a weight file counts by size, header and both ends."""
-        hashes: dict[str, str] = {}
-        for name in ("config.json", *_TOKENIZER_FILES, *_TEMPLATE_FILES):
-            file = self.path / name
-            if file.is_file():
-                hashes[name] = sha256_file(file)
-        for pattern in _WEIGHT_PATTERNS:
-            for file in sorted(self.path.glob(pattern)):
-                hashes[file.name] = sha256_file(file) if file.suffix == ".json" else _weight_hash(file)
-        return hashes
+        """sha256 by file name; a weight file counts as `pipeline.weight_hash` says."""
+        named = [self.path / name for name in (*_CONFIG_FILES, *_TOKENIZER_FILES, *_TEMPLATE_FILES)]
+        found = [file for pattern in _WHOLE_PATTERNS for file in sorted(self.path.glob(pattern))]
+        whole = {file.name: sha256_file(file) for file in [*named, *found] if file.is_file()}
+        return whole | weight_hashes(_weight_files(self.path))
 
 
 def sha256_file(path: Path) -> str:
     """sha256 of a file's bytes, as hexadecimal."""
     digest = hashlib.sha256()
     with path.open("rb") as handle:
-        while chunk := handle.read(_EDGE_BYTES):
+        while chunk := handle.read(_READ_BYTES):
             digest.update(chunk)
     return digest.hexdigest()
 
 
-def _weight_hash(path: Path) -> str:
-    size = path.stat().st_size
-    digest = hashlib.sha256(str(size).encode())
-    with path.open("rb") as handle:
-        first = handle.read(8)
-        if path.suffix == ".safetensors" and len(first) == 8:
-            # The header names every tensor; its length comes first.
-            digest.update(handle.read(min(struct.unpack("<Q", first)[0], size)))
-        digest.update(handle.read(_EDGE_BYTES))
-        handle.seek(max(0, size - _EDGE_BYTES))
-        digest.update(handle.read(_EDGE_BYTES))
-    return digest.hexdigest()
+def _weight_files(folder: Path) -> list[Path]:
+    return [file for file in sorted(folder.iterdir()) if file.suffix in _WEIGHT_SUFFIXES and file.is_file()]
 
 
 def tensor_names(model: ModelInfo) -> set[str]:
@@ -141,8 +132,8 @@ def refuse_missing_weights(model: ModelInfo, flag: str = "--model-path") -> None
     """Stop where loading would fail minutes later, deep in a worker.
 
     Raises:
-        UsageError: the folder holds no weights, not all files that its index names, one that was cut short, or
-            Git LFS pointers.
+        UsageError: the folder holds no weights, not all files that its index names, one that was cut short,
+            Git LFS pointers, or two sets of weights.
     """
     if pointers := _lfs_pointers(model.path):
         raise UsageError(
@@ -157,6 +148,22 @@ def refuse_missing_weights(model: ModelInfo, flag: str = "--model-path") -> None
     if missing:
         raise UsageError(
             f"{flag} {model.path}", "all weights of the model", f"missing: {_few(missing)}", "complete the download"
+        )
+    _refuse_two_sets(model.path, flag)
+
+
+def _refuse_two_sets(folder: Path, flag: str) -> None:
+    """Stop where vLLM, which reads what the index names, and transformers would read different files."""
+    index = folder / f"{_ONE_FILE}.index.json"
+    if not index.is_file() or not (folder / _ONE_FILE).is_file():
+        return
+    others = sorted({str(name) for name in _weight_map(index).values()} - {_ONE_FILE})
+    if others:
+        raise UsageError(
+            f"{flag} {folder}",
+            "one set of weights",
+            f"two: {_few(others)}, named by {index.name}, which vLLM reads, and {_ONE_FILE}, which transformers reads",
+            f"move {_ONE_FILE} away, or the index and its files, whichever are not the model's",
         )
 
 
@@ -187,10 +194,26 @@ def missing_shards(folder: Path, pattern: str = "*.index.json") -> list[str]:
     """Files of weights that an index in the folder names and that are not there.
 
     Raises:
-        UsageError: an index cannot be read.
+        UsageError: an index cannot be read, or names what is no file of its folder.
     """
-    names = {str(name) for index in folder.glob(pattern) for name in _weight_map(index).values()}
+    names: set[str] = set()
+    for index in sorted(folder.glob(pattern)):
+        named = set(map(str, _weight_map(index).values()))
+        _refuse_other_folders(index, named)
+        names |= named
     return sorted(name for name in names if not (folder / name).is_file())
+
+
+def _refuse_other_folders(index: Path, names: set[str]) -> None:
+    """Stop at names that lead elsewhere: vLLM looks for weights in the folder alone, and a name is another's text."""
+    elsewhere = sorted(name or "''" for name in names if Path(name).name != name or name in ("", ".."))
+    if elsewhere:
+        raise UsageError(
+            str(index),
+            "names of files in its own folder, where alone vLLM looks for weights",
+            _few(elsewhere),
+            "move these files beside the index and correct the names in it, or download the model again",
+        )
 
 
 def _weight_map(index: Path) -> dict[str, Any]:

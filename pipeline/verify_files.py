@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline import manifest
 from pipeline.at_once import answers, threads_for
-from pipeline.content_checks import fault_of_states
+from pipeline.content_checks import fault_of_states, fault_of_tokens
 from pipeline.formats import DamagedRow
 from pipeline.formats.content import check_content
 from pipeline.formats.registry import DEFAULT, get_format, wanted_row
@@ -99,15 +99,22 @@ def _check_row(
         ids, mask = row.input_ids[: record.get("row_limit")], row.loss_mask[: record.get("row_limit")]
     width, hidden = len(record["layers"]["ids"]), record["model"]["hidden_size"]
     tokens = store.check(index, replace(wanted_row(record, index), token_ids=ids, loss_mask=mask))
-    if content:
-        stored = store.read_stored(index)
-        check_content(stored)
-        fault = fault_of_states(
-            store.read(index).states if stored.scale is not None else stored.states, tokens, width, hidden
-        )
-        if fault:
-            raise DamagedRow(fault)
+    vocabulary = record["model"]["vocab_size"]
+    if not content:
+        _refuse(fault_of_tokens(*store.tokens(index), vocabulary))
+        return tokens
+    stored = store.read_stored(index)
+    check_content(stored)
+    read_mask = None if stored.loss_mask is None else stored.loss_mask.tolist()
+    _refuse(fault_of_tokens(stored.token_ids.tolist(), read_mask, vocabulary))
+    states = store.read(index).states if stored.scale is not None else stored.states
+    _refuse(fault_of_states(states, tokens, width, hidden))
     return tokens
+
+
+def _refuse(fault: str | None) -> None:
+    if fault:
+        raise DamagedRow(fault)
 
 
 def _named(path: Located, index: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -217,6 +218,97 @@ def test_layers_that_are_others_than_said_are_named(place: Path, more: dict[str,
     assert words in caught.value.found and not (place / "there").exists()
 
 
+def _fewer(folder: Path) -> None:
+    (folder / f"data_{ROWS - 1}.pt").unlink()
+
+
+def _more(folder: Path) -> None:
+    shutil.copy2(folder / "data_0.pt", folder / f"data_{ROWS}.pt")
+
+
+def _repaired(folder: Path) -> None:
+    """Other numbers under the same size and time; what is zipped has checksums at its end."""
+    path = folder / "data_2.pt"
+    before, row = path.stat(), torch.load(path, weights_only=True)
+    row["hidden_states"][0][3, 3] += 1
+    torch.save(row, path)
+    assert path.stat().st_size == before.st_size
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def _touched(folder: Path) -> None:
+    os.utime(folder / "data_2.pt")
+
+
+@pytest.mark.parametrize("change", [_fewer, _more, _repaired, _touched])
+def test_a_conversion_of_another_tools_rows_does_not_go_on_with_others(
+    place: Path, change: Callable[[Path], None]
+) -> None:
+    moved(place, "states", "foreign", "speculators-0.4")
+    strip(place / "foreign")
+    foreign(place)
+    assert foreign(place).kept == ROWS
+    moved(place, "there", "further", "sharded")
+    before = content(place / "there")
+    change(place / "foreign")
+    with pytest.raises(UsageError) as caught:
+        foreign(place)
+    assert "source_sha256" in caught.value.wanted and content(place / "there") == before
+    shutil.rmtree(place / "there")
+    foreign(place)
+    with pytest.raises(UsageError, match="source_sha256"):
+        moved(place, "there", "further", "sharded")
+
+
+def _nan(row: dict[str, Any]) -> None:
+    row["hidden_states"][1][2, 5] = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (_nan, "1 of"),
+        (lambda row: row["hidden_states"][3].zero_(), "all zero (first: token 0, layer column 3)"),
+        (lambda row: row["hidden_states"][0][4].fill_(2.5), "constant (first: token 4, layer column 0)"),
+        (lambda row: row["loss_mask"][2:3].fill_(2), "loss mask holds 2"),
+        (lambda row: row["input_ids"][1:2].fill_(300), "token id 300, the vocabulary ends with 299"),
+        (lambda row: row["input_ids"][1:2].fill_(-1), "token id -1"),
+    ],
+    ids=["nan", "zero", "constant", "mask", "beyond the vocabulary", "negative"],
+)
+@pytest.mark.parametrize("index", [0, 3], ids=["proved", "not proved"])
+def test_rows_of_another_tool_that_cannot_be_right_are_refused(
+    place: Path, spoil: Callable[[dict[str, Any]], Any], words: str, index: int
+) -> None:
+    moved(place, "states", "foreign", "speculators-0.4")
+    strip(place / "foreign")
+    path = place / "foreign" / f"data_{index}.pt"
+    row = torch.load(path, weights_only=True)
+    spoil(row)
+    torch.save(row, path)
+    with pytest.raises(UsageError) as caught:
+        foreign(place)
+    assert f"row {index} " in caught.value.where and words in caught.value.found
+    assert not (place / "there" / "hidden_states" / f"hs_{index}.safetensors").exists()
+
+
+@pytest.mark.parametrize("structure_only", [True, False])
+@pytest.mark.parametrize(("name", "value"), [("token_ids", 300), ("loss_mask", 2)])
+def test_verify_tells_ids_and_masks_out_of_range(place: Path, name: str, value: int, structure_only: bool) -> None:
+    from pipeline.formats.hs_safetensors import read_row, row_path, write_row
+
+    path = row_path(place / "states", 3)
+    row = read_row(path)
+    getattr(row, name)[1] = value
+    # Sealed anew: what an earlier build carried on from another tool.
+    header = {key: text for key, text in row.header.items() if key not in ("row_id", "content_sha256")}
+    write_row(path, row, header)
+    asked = VerifyConfig(place / "states", str(place / "model"), sample=ROWS, structure_only=structure_only)
+    found = verify(asked)
+    assert found.rows == ROWS - 1 and len(found.faults) == 1
+    assert "hs_3.safetensors" in found.faults[0] and str(value) in found.faults[0]
+
+
 def test_an_arrow_folder_of_another_tool_brings_its_masks(place: Path) -> None:
     from safetensors.torch import load_file, save_file
 
@@ -321,6 +413,27 @@ def test_an_unfinished_source_is_refused(place: Path) -> None:
     manifest.write(place / "states", record | {"complete": False})
     with pytest.raises(UsageError, match="finished set"):
         moved(place, "states", "there", "sharded")
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("states/hidden_states", "inside of the source"),
+        ("states/a/b", "inside of"),
+        ("states/../states/a", "inside of"),
+        ("link/a", "inside of"),
+        (".", "around the source"),
+        ("states", "states"),
+    ],
+)
+def test_source_and_target_within_each_other_are_refused(place: Path, target: str, words: str) -> None:
+    (place / "link").symlink_to(place / "states")
+    before = sorted(place.rglob("*"))
+    with pytest.raises(UsageError) as caught:
+        moved(place, "states", target, "sharded")
+    assert caught.value.where == "--output-dir" and words in caught.value.found
+    assert sorted(place.rglob("*")) == before
+    moved(place, "states", "states-2", "sharded")
 
 
 def test_the_command_line(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -65,6 +65,15 @@ def test_what_every_stage_writes_fits_the_schema(place: Path) -> None:
         assert problems(place / path) == [], path
 
 
+def test_a_conversion_says_which_rows_of_another_tool_it_began_with(place: Path) -> None:
+    extract_module.extract(config(place))
+    convert(ConvertConfig(place / "states", place / "moved", "sharded"))
+    path = place / "moved" / "manifest.json"
+    for value, fits in ((None, True), ("0" * 64, True), ("0", False), (1, False)):
+        manifest.write(place / "moved", json.loads(path.read_text()) | {"source_sha256": value})
+        assert (problems(path) == []) is fits
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

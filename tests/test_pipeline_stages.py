@@ -6,6 +6,7 @@ import errno
 import gzip
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -450,6 +451,36 @@ def test_weights_that_are_not_there_are_named_before_anything_loads(place: Workp
     code, message = place.extract()
     assert code == 2
     assert_four_parts(message, "Git LFS", "model.safetensors", "git lfs pull")
+    assert not place.states.exists() and not engine["made"]
+
+
+def test_two_sets_of_weights_in_one_folder_are_named(place: Workplace, engine: dict[str, Any]) -> None:
+    place.prepare()
+    shard = "model-00001-of-00001.safetensors"
+    shutil.copy(place.model / "model.safetensors", place.model / shard)
+    index = place.model / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": shard}}))
+    code, message = place.extract()
+    assert code == 2
+    assert_four_parts(message, str(place.model), shard, "and model.safetensors", "which transformers reads")
+    assert not place.states.exists() and not engine["made"]
+    (place.model / shard).unlink()
+    index.write_text(json.dumps({"weight_map": {"a": "model.safetensors"}}))
+    place.prepare(output_dir=place.root / "again")
+    assert place.extract(prepared_data=place.root / "again" / "tokenized_data.jsonl")[0] == 0
+
+
+@pytest.mark.parametrize("name", ["sub/model-2.safetensors", "../outside.safetensors", "/model.safetensors", "..", ""])
+def test_an_index_that_names_other_folders_is_refused(place: Workplace, engine: dict[str, Any], name: str) -> None:
+    place.prepare()
+    for path in (place.model / "sub" / "model-2.safetensors", place.model.parent / "outside.safetensors"):
+        path.parent.mkdir(exist_ok=True)
+        shutil.copy(place.model / "model.safetensors", path)
+    index = place.model / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "model.safetensors", "b": name}}))
+    code, message = place.extract()
+    assert code == 2
+    assert_four_parts(message, "model.safetensors.index.json", "in its own folder", name)
     assert not place.states.exists() and not engine["made"]
 
 
