@@ -155,8 +155,10 @@ def rows_identity(record: Mapping[str, Any]) -> str:
     """Which rows a folder of hidden states holds: the sha256 of the prepared data, or, where the states were converted
     from a folder without a manifest, one over what that folder was."""
     inputs = record["inputs"]
-    prepared = inputs.get("prepared_data")
-    return str(prepared) if prepared else hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
+    if prepared := inputs.get("prepared_data"):
+        return str(prepared)
+    source = {"source_sha256": record.get("source_sha256"), **inputs}
+    return hashlib.sha256(json.dumps(source, sort_keys=True).encode()).hexdigest()
 
 
 def require_same(where: str, wanted: Mapping[str, Any], found: Mapping[str, Any], next_step: str) -> None:

@@ -173,6 +173,7 @@ def test_rows_without_prepared_data_are_known_by_what_they_were_converted_from()
     """A training looks at this, and an evaluation, which has to know the rows that were held out."""
     sources = [{"source": name} for name in ("a", "b", "a")]
     first, second, again = (manifest.rows_identity({"inputs": source}) for source in sources)
+    assert manifest.rows_identity({"inputs": {}, "source_sha256": "a"}) != manifest.rows_identity({"inputs": {}})
     assert first == again != second
     assert manifest.rows_identity({"inputs": {"prepared_data": "0f", "source": "a"}}) == "0f"
 
