@@ -23,6 +23,7 @@ import shims
 from benchmarks.run import device
 
 _LIMIT = 500  # seconds
+_ENDING = 40.0  # seconds; torchrun gives its processes 30
 
 
 def run(options: argparse.Namespace, folder: Path, processes: int, more: list[str]) -> dict[str, Any]:
@@ -49,7 +50,7 @@ def run(options: argparse.Namespace, folder: Path, processes: int, more: list[st
         seen += [now] * (len(done) - len(seen))
         time.sleep(0.01)
     if process.poll() != 0:
-        process.kill()
+        end(process)
         raise SystemExit(f"{folder.name}: exit code {process.poll()}: {log.read_text(encoding='utf-8')[-3000:]}")
     lines = _steps(folder)
     half = len(seen) // 2
@@ -60,6 +61,16 @@ def run(options: argparse.Namespace, folder: Path, processes: int, more: list[st
         "tokens": sum(line["tokens"] for line in lines),
         "steps_per_second": round(rate, 3),
     }
+
+
+def end(process: subprocess.Popen[Any]) -> None:
+    """End a training that takes too long: a killed torchrun leaves its processes on the devices, beside the next."""
+    process.terminate()
+    try:
+        process.wait(_ENDING)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _steps(folder: Path) -> list[dict[str, Any]]:

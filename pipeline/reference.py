@@ -48,15 +48,20 @@ class Reference:
         if -1 in layers.after:
             blocks[0].register_forward_pre_hook(self._pre_hook(), with_kwargs=True)
 
+    # The hooks hold no reference to this object: it is in no cycle, and its device's memory is free when it goes.
     def _hook(self, layer: int) -> Any:
+        captured = self._captured
+
         def keep(_module: Any, _inputs: Any, output: Any) -> None:
-            self._captured[layer] = (output[0] if isinstance(output, tuple) else output).detach()
+            captured[layer] = (output[0] if isinstance(output, tuple) else output).detach()
 
         return keep
 
     def _pre_hook(self) -> Any:
+        captured = self._captured
+
         def keep(_module: Any, inputs: Any, keywords: Any) -> None:
-            self._captured[-1] = (inputs[0] if inputs else keywords["hidden_states"]).detach()
+            captured[-1] = (inputs[0] if inputs else keywords["hidden_states"]).detach()
 
         return keep
 

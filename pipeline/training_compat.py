@@ -89,6 +89,13 @@ def let_configs_construct() -> bool:
     return bool(replaced) or clashing
 
 
+class Steps(int):
+    """A number of steps, of which 0 is one, too: 0.4 to 0.6 write ``steps or 1% of all epochs``."""
+
+    def __bool__(self) -> bool:
+        return True
+
+
 def place_trainer(series: Series, device: str) -> dict[str, Any]:
     """Tell the trainer its device; what it calls ``local_rank`` is handed to ``Tensor.to``, where an int means CUDA.
 

@@ -70,6 +70,18 @@ def build_draft(
     return draft.float()
 
 
+def compute_in(draft: Any, dtype: Any) -> None:
+    """Give a draft's weights another type. Its rotary frequencies stay float32, as in a server.
+
+    Rounded to bfloat16, two tokens 500 apart are turned by up to 0.6 rad more or less than there.
+    """
+    exact = {name: value for name, value in draft.named_buffers() if name.rpartition(".")[2].endswith("inv_freq")}
+    draft.to(dtype)
+    for name, value in exact.items():
+        owner, _, own = name.rpartition(".")
+        draft.get_submodule(owner)._buffers[own] = value
+
+
 def _load(draft: Any, initial: InitialDraft) -> None:
     missing, unexpected = draft.load_state_dict(initial.tensors(draft), strict=False)
     ignored = ("verifier_", "embed_tokens", "lm_head", "d2t", "t2d", "rotary_emb")

@@ -211,14 +211,29 @@ def optimizer_states(draft: Any, optimizers: list[Any], is_sharded: bool) -> lis
 
 
 def restore_optimizers(draft: Any, optimizers: list[Any], states: list[Any], is_sharded: bool) -> None:
-    """Undo :func:`optimizer_states`."""
+    """Undo :func:`optimizer_states`, sharded or not: a training may go on on other devices."""
     for optimizer, state in zip(optimizers, states, strict=True):
         if not is_sharded:
             optimizer.load_state_dict(state)
             continue
         from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
 
-        set_optimizer_state_dict(draft, optimizer, state, options=StateDictOptions(full_state_dict=True))
+        named = _by_name(draft, optimizer, state)
+        set_optimizer_state_dict(draft, optimizer, named, options=StateDictOptions(full_state_dict=True))
+
+
+def _by_name(draft: Any, optimizer: Any, state: dict[str, Any]) -> dict[str, Any]:
+    """An optimizer's state with its parameters named: without FSDP they are numbered, in the same order."""
+    names = {id(weight): name for name, weight in draft.named_parameters()}
+    mine = [names[id(weight)] for group in optimizer.param_groups for weight in group["params"]]
+    theirs = [number for group in state["param_groups"] for number in group["params"]]
+    name_of = dict(zip(theirs, mine, strict=True))
+    return {
+        "state": {name_of[number]: value for number, value in state["state"].items()},
+        "param_groups": [
+            {**group, "params": [name_of[number] for number in group["params"]]} for group in state["param_groups"]
+        ],
+    }
 
 
 def restore_weights(draft: Any, weights: dict[str, Any], is_sharded: bool) -> list[str]:

@@ -21,7 +21,7 @@ from pipeline.training_attention import DENSE_ATTENTION, choose_attention
 from pipeline.training_batches import AHEAD, BatchStream, PackedRows
 from pipeline.training_checkpoint import Progress
 from pipeline.training_data import split_rows
-from pipeline.training_draft import build_draft, write_draft
+from pipeline.training_draft import build_draft, compute_in, write_draft
 from pipeline.training_init import InitialDraft
 from pipeline.training_inputs import TrainingData
 from pipeline.training_metrics import MetricsLog, counted_over, metrics_to, read_metrics
@@ -84,7 +84,7 @@ class Run:
         self._draft = build_draft(config, data, self._parts, attention, initial)
         self._adapted(teach_as_verifier(self._draft, data.model, config.trust_remote_code))
         if not self._parts.series.autocasts:
-            self._draft.to(getattr(torch, self.dtype))
+            compute_in(self._draft, getattr(torch, self.dtype))
         if config.accumulate > 1:
             trained = [weight for weight in self._draft.parameters() if weight.requires_grad]
             self._draft.forward = stacking(self._draft.forward, self._parts.series.counted, trained, self._sharded)
@@ -192,6 +192,7 @@ class Run:
             loss_implementation="eager",
         )
         total = config.max_steps or config.epochs * len(self._streams[0])
+        warmup = total // 100 if config.warmup_steps is None else config.warmup_steps
         options = {
             "lr": config.lr,
             "num_epochs": config.epochs,
@@ -199,7 +200,7 @@ class Run:
             "train_call_kwargs": train_options,
             "val_call_kwargs": val_options,
             "scheduler_type": config.scheduler,
-            "scheduler_warmup_steps": total // 100 if config.warmup_steps is None else config.warmup_steps,
+            "scheduler_warmup_steps": compat.Steps(warmup),
             "scheduler_total_steps": total,
             **compat.place_trainer(parts.series, self._device),
         }

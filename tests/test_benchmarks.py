@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from benchmarks import training_devices
 from benchmarks.models import SHAPES, prompts, write
 from benchmarks.run import measure, rows
 from benchmarks.way import TP_VARIABLE
@@ -53,6 +56,27 @@ def test_a_way_that_does_not_start_is_a_row_with_the_reason(tmp_path: Path, monk
     monkeypatch.setenv(TP_VARIABLE, "1")
     (row,) = measure(["transformers"], "tiny", tmp_path / "nowhere", tmp_path)
     assert row["way"] == "transformers" and "nowhere" in row["reason"] and "tok_s" not in row
+
+
+_ASKED = """
+import pathlib, signal, sys, time
+def told(*_):
+    pathlib.Path(sys.argv[1]).touch()
+    sys.exit()
+signal.signal(signal.SIGTERM, told)
+print(flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_training_that_takes_too_long_is_asked_to_end_its_processes(tmp_path: Path) -> None:
+    """Killed, torchrun leaves them on the devices, and the next way is measured beside them."""
+    asked = tmp_path / "asked"
+    with subprocess.Popen([sys.executable, "-c", _ASKED, str(asked)], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        training_devices.end(process)
+    assert asked.exists()
 
 
 def test_each_committed_measurement_can_be_shown() -> None:

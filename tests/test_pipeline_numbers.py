@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +130,23 @@ def test_a_model_transformers_cannot_load_is_said_in_words(place: Path) -> None:
             read_model(str(place / "model")), LayerIds((1,), "after"),
             weights_dtype="float32", device="cpu", trust_remote_code=False,
         )  # fmt: skip
+
+
+def test_a_reference_is_gone_when_nobody_holds_it(place: Path) -> None:
+    """In a cycle it would keep a GPU's memory until some later collection, and the next engine would find it taken."""
+    reference = Reference(
+        read_model(str(place / "model")), LayerIds((-1, 1), "after"),
+        weights_dtype="float32", device="cpu", trust_remote_code=False,
+    )  # fmt: skip
+    reference.states([1, 2, 3])
+    gc.collect()
+    gc.disable()
+    try:
+        weight = weakref.ref(reference.model.get_input_embeddings().weight)
+        del reference
+        assert weight() is None
+    finally:
+        gc.enable()
 
 
 def test_a_device_that_is_not_here_is_named(place: Path) -> None:

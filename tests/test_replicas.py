@@ -312,12 +312,24 @@ def test_a_replica_lies_on_one_machine(
     def nodes() -> list[dict[str, Any]]:
         return [{"Alive": True, "Resources": own} for own in machines] + [{"Alive": False, "Resources": {"GPU": 8.0}}]
 
-    ray, task = SimpleNamespace(nodes=nodes), cast("Task", None)
+    ray, task = SimpleNamespace(nodes=nodes), cast("Task", SimpleNamespace(guessed=False))
     if cores is None:
         with pytest.raises(UsageError, match="on one machine"):
             RayCluster(ray, task, replicas, tp_size)
     else:
         assert RayCluster(ray, task, replicas, tp_size)._cores == cores
+
+
+@pytest.mark.parametrize("kind", ["GPU", "CPU"])
+def test_a_machine_without_a_gpu_does_not_say_what_gpus_compute_in(kind: str) -> None:
+    ray = SimpleNamespace(nodes=lambda: [{"Alive": True, "Resources": {kind: 4.0}}])
+    task = cast("Task", SimpleNamespace(guessed=True, options=SimpleNamespace(dtype="float32")))
+    if kind == "GPU":
+        with pytest.raises(UsageError, match="no GPU") as refused:
+            RayCluster(ray, task, 1, 2)
+        assert refused.value.where == "--dtype"
+    else:
+        RayCluster(ray, task, 1, 2)
 
 
 def test_rays_words_are_told_from_the_cause_on() -> None:

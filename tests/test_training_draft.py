@@ -20,7 +20,11 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 
 from pipeline.config import TrainConfig, VocabConfig  # noqa: E402
 from pipeline.train import train  # noqa: E402
+from pipeline.training_draft import draft_layer_config  # noqa: E402
 from pipeline.training_inputs import check_inputs  # noqa: E402
+from pipeline.training_metrics import read_metrics  # noqa: E402
+from pipeline.training_run import Run  # noqa: E402
+from pipeline.training_series import installed_series  # noqa: E402
 from pipeline.vocab import build_vocab  # noqa: E402
 from shims.errors import SpecshimError  # noqa: E402
 
@@ -137,3 +141,30 @@ def test_noise_is_the_same_for_a_row_and_an_epoch(place: Path) -> None:
     assert torch.equal(first["verifier_last_hidden_states"], other["verifier_last_hidden_states"])
     noisy.epoch = 1
     assert not torch.equal(noisy[[[0, 1]]]["hidden_states"], first["hidden_states"])
+
+
+def test_rotary_frequencies_are_not_rounded_with_the_weights(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server computes them in float32: rounded ones would turn far tokens to other positions than there."""
+    found: dict[str, Any] = {}
+
+    def seen(run: Run) -> Any:
+        found.update(run._draft.state_dict(), inv_freq=run._draft.rotary_emb.inv_freq)
+        return trainer(run)
+
+    trainer = Run._make_trainer
+    monkeypatch.setattr(Run, "_make_trainer", seen)
+    train(settings(place, "in bfloat16", dtype="bfloat16", max_steps=1))
+    half = found["inv_freq"].numel()
+    theta = draft_layer_config(check_inputs(settings(place, "not run")).model, 1).to_dict()
+    base = theta.get("rope_theta") or theta["rope_parameters"]["rope_theta"]
+    assert torch.allclose(found["inv_freq"], base ** -(torch.arange(half) / half), rtol=1e-6)
+    wanted = torch.float32 if installed_series()[0].autocasts else torch.bfloat16
+    assert found["fc.weight"].dtype == wanted
+
+
+@pytest.mark.parametrize("warmup", [0, None])
+def test_no_warmup_is_none_in_every_release(place: Path, warmup: int | None) -> None:
+    """speculators 0.4 to 0.6 take 0 for nothing said, and 1% of all epochs for it: more than there are steps."""
+    done = train(settings(place, f"warmup {warmup}", epochs=200, max_steps=4, lr=1e-3, warmup_steps=warmup))
+    rates = [line["lr"] for line in read_metrics(done.metrics) if line["kind"] == "train"]
+    assert rates == pytest.approx([1e-3, 7.5e-4, 5e-4, 2.5e-4])

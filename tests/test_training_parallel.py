@@ -251,3 +251,68 @@ def test_a_stack_has_the_mean_loss_and_its_gradients(sharded: bool) -> None:
     assert merged([{"a_sum": 1.0}, {"a_sum": 3.0}], counted=False) == {"a_sum": 2.0}
     with torch.no_grad():  # validation
         assert torch.allclose(stacked(hidden_states=states, lengths=lengths, scale=2.0)[1], loss)
+
+
+TAKEN_OVER = """
+import sys
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from pipeline.training_parallel import optimizer_states, restore_optimizers
+
+class Draft(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = torch.nn.Embedding(6, 8).requires_grad_(False)
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(8, 8) for _ in range(2)])
+
+    def forward(self, ids):
+        states = self.embed(ids)
+        for layer in self.layers:
+            states = layer(states)
+        return states
+
+def made(sharded):
+    draft = Draft()
+    if sharded:
+        for part in (*draft.layers, draft):
+            fully_shard(part)
+    return draft, torch.optim.AdamW(draft.named_parameters(), lr=1e-2)
+
+def kept(draft, optimizer, sharded):
+    box = [optimizer_states(draft, [optimizer], sharded)]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+def numbers(state):
+    return [value for of in state["state"].values() for _, value in sorted(of.items())]
+
+dist.init_process_group("gloo")
+before, after = (word == "sharded" for word in sys.argv[1:])
+draft, optimizer = made(before)
+for step in range(3):
+    optimizer.zero_grad()
+    draft(torch.arange(6)).pow(2).sum().backward()
+    optimizer.step()
+optimizer.param_groups[0]["lr"] = 5e-3
+states = kept(draft, optimizer, before)
+draft, optimizer = made(after)
+restore_optimizers(draft, [optimizer], states, after)
+mine, theirs = numbers(kept(draft, optimizer, after)[0]), numbers(states[0])
+assert len(mine) == len(theirs) == 12 and all(map(torch.equal, mine, theirs)), (mine, theirs)
+assert optimizer.param_groups[0]["lr"] == 5e-3
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("before", ["sharded", "whole"])
+@pytest.mark.parametrize("after", ["sharded", "whole"])
+def test_a_training_goes_on_sharded_or_whole(tmp_path: Path, before: str, after: str) -> None:
+    (tmp_path / "over.py").write_text(TAKEN_OVER)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "over.py"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, before, after], env=environment, capture_output=True, text=True, timeout=300, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr[-4000:]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -128,4 +129,5 @@ def _free_memory(task: Task) -> None:
     import torch
 
     if task.device != "cpu":
+        gc.collect()  # a model's own code may have cycles
         torch.cuda.empty_cache()

@@ -93,13 +93,20 @@ class RayCluster:
         tp_size: devices of each.
 
     Raises:
-        UsageError: the cluster has not as many devices.
+        UsageError: the cluster has not as many devices, or nobody said what they compute in.
     """
 
     def __init__(self, ray: Any, task: Task, replicas: int, tp_size: int) -> None:
         self._ray, self._task = ray, task
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         self._on_gpus = any(node.get("GPU", 0) >= 1 for node in nodes)
+        if self._on_gpus and task.guessed:
+            raise UsageError(
+                "--dtype",
+                "what the GPUs of this Ray cluster shall compute in",
+                f"auto, which is {task.options.dtype} on this machine, for it has no GPU",
+                "give --dtype bfloat16 (or float16, or float32), or start the command on a machine with a GPU",
+            )
         what = "GPUs" if self._on_gpus else "CPU cores"
         devices = [int(node.get("GPU" if self._on_gpus else "CPU", 0)) for node in nodes]
         # A replica lies on one machine; Ray would wait for ever for one that is large enough.

@@ -42,6 +42,8 @@ class Task:
     """What it may run on, its start included, so that it does not slow the others; empty: everything."""
     environment: dict[str, str] = field(default_factory=dict)
     """Set before vLLM is imported."""
+    guessed: bool = False
+    """Whether the dtype is not the model's because the machine that was asked for ``auto`` has no GPU."""
 
 
 @dataclass

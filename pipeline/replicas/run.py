@@ -158,7 +158,8 @@ class _Run:
         options = replace(options, model=replace(options.model, path=options.model.path.absolute()))
         sink = LeasedSinkSettings(**settings, rows_per_chunk=self._rows_per_chunk)
         data = self._record["inputs"]["prepared_data"]
-        return Task(options, sink, data, signature(sink.folder))
+        guessed = self._config.dtype == "auto" and self._job.dtype != self._job.model.dtype
+        return Task(options, sink, data, signature(sink.folder), guessed=guessed)
 
     def _preflight(self, cluster: RayCluster, slot: int) -> None:
         job = self._job
