@@ -215,6 +215,17 @@ def test_other_words_are_refused_with_the_forms(run: Run, target: str) -> None:
     assert "next" in text
 
 
+@pytest.mark.parametrize("target", [("vllm==0.33.0",), ("--from-diff", "no.diff")])
+def test_nobody_whose_uses_are_judged_is_no_verdict(
+    target: tuple[str, ...], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    report = tmp_path / "out.xml"
+    assert main([*target, "--speculators", "none", "--offline", "--output", f"junit={report}"]) == 2
+    said = capsys.readouterr().err
+    assert "nothing to judge" not in said and not report.exists()
+    assert said.startswith("--speculators none\n") and "next:   name a --consumer" in said
+
+
 def test_a_fault_of_the_gate_itself_is_no_verdict(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*arguments: object, **options: object) -> None:
         raise KeyError("an oversight")
