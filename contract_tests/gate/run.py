@@ -38,6 +38,8 @@ def run(options: Options) -> list[Report]:
         consumers = [open_consumer(text, settings) for text in options.consumers]
         for bump in _bumps(options, settings):
             try:
+                if bump.fault is not None:
+                    raise bump.fault
                 reports += _judge(bump, options, consumers, releases)
             except SpecshimError as error:
                 reports.append(not_judged(bump, error))
