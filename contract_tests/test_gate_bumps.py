@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from contract_tests.gate import bumps
+from contract_tests.gate import bumps, targets
 from contract_tests.gate.__main__ import main
 from contract_tests.gate.bumps import Bump, bumps_of, said_in
 from contract_tests.sources import Settings, SourceError
@@ -87,8 +88,34 @@ _EXACT = {
         "",
     ),
     "chart": ("values.yaml", "  tag: v0.32.0", '  tag: "v0.33.0-cu129"', "image:\n  repository: vllm/vllm-openai"),
+    "ssh": (
+        "r.txt",
+        "vllm==0.32.0",
+        "-e git+ssh://git@github.com/vllm-project/vllm.git@v0.33.0#egg=vllm",
+        "",
+    ),
+    "scp's form": ("r.txt", "vllm==0.32.0", "vllm @ git+git@github.com:vllm-project/vllm.git@v0.33.0", ""),
+    "a token": ("r.txt", "vllm==0.32.0", "git+https://u:${TOKEN}@github.com/vllm-project/vllm@v0.33.0", ""),
+    "a wheel": ("r.txt", "vllm==0.32.0", "./vllm-0.33.0-cp38-abi3-linux_x86_64.whl", ""),
+    "a wheel of a build": ("r.txt", "vllm==0.32.0", "w/vllm-0.33.0%2Bcu130-cp38-abi3-linux_x86_64.whl", ""),
+    "a wheel by reference": (
+        "r.txt",
+        "vllm==0.32.0",
+        "vllm @ file:./w/vllm-0.33.0-cp38-abi3-manylinux_2_28_x86_64.whl",
+        "",
+    ),
+    "a wheel in a table": (
+        "pyproject.toml",
+        "vllm = '0.32.0'",
+        'vllm = { path = "w/vllm-0.33.0-cp38-abi3-linux_x86_64.whl" }',
+        "",
+    ),
+    "an sdist": ("r.txt", "vllm==0.32.0", "./vllm-0.33.0.tar.gz", ""),
     "run": ("Dockerfile", "RUN pip install vllm==0.32.0 foo", "RUN pip install vllm==0.33.0 foo", ""),
     "variable": ("Dockerfile", "ARG VLLM_VERSION=0.32.0", "ARG VLLM_VERSION=0.33.0", ""),
+    "environment, an older form": ("Dockerfile", "ENV VLLM_VERSION 0.32.0", "ENV VLLM_VERSION 0.33.0", ""),
+    "environment": ("Dockerfile", "ENV VLLM_VERSION=0.32.0", 'ENV VLLM_VERSION="v0.33.0"', ""),
+    "make": ("Makefile", "VLLM_VERSION ?= 0.32.0", "VLLM_VERSION := 0.33.0", ""),
     "yaml variable": ("ci.yml", '  VLLM_VERSION: "v0.32.0"', '  VLLM_VERSION: "v0.33.0"', ""),
 }
 
@@ -116,6 +143,12 @@ def test_an_exact_version(name: str, tmp_path: Path) -> None:
         ("- ray", "- vllm", ""),
         ("  tag: v0.32.0", "  tag: v0.33.0", "image:\n  repository: example/server"),
         ("FROM vllm/vllm-openai:nightly", "FROM vllm/vllm-openai:nightly AS base", ""),
+        ("vllm==${VLLM}", "vllm==${VLLM}  # as CI says", ""),
+        ("", "vllm serve model", ""),
+        ("", "ENV VLLM_LOGGING_LEVEL=INFO", ""),
+        ("vllm==0.32.0", "import vllm", ""),
+        ("vllm==0.32.0", "vllm-ascend==0.32.0", ""),
+        ("vllm==0.32.0", "VLLM_USE_V1=1", ""),
     ],
 )
 def test_what_is_no_bump(old: str, new: str, before: str, tmp_path: Path) -> None:
@@ -141,6 +174,89 @@ def test_what_no_index_knows_is_a_bump_that_cannot_be_judged(
     assert [bump.target for bump in _found(diff, tmp_path)] == [target]
     assert main(["--from-diff", str(tmp_path / "pr.diff"), "--offline"]) == 2
     assert "cannot be judged" in capsys.readouterr().out
+
+
+_UNREAD = {
+    "vllm==${VLLM}": "vllm==${VLLM}",
+    '    "vllm[audio]>=$VLLM",': "vllm[audio]>=$VLLM",
+    "run: pip install vllm==${{ matrix.vllm }} foo": "vllm==${{ matrix.vllm }}",
+    'vllm = { path = "../vllm" }': 'vllm = { path = "../vllm"',
+    'vllm = {path = "../vllm", develop = true}': 'vllm = {path = "../vllm", develop = true',
+    "vllm @ file:../vllm": "vllm @ file:../vllm",
+    "vllm @ https://example.org/archive/v0.33.0.zip": "vllm @ https://example.org/archive/v0.33.0.zip",
+    "-e ../vllm": "../vllm",
+    "RUN pip install /opt/vllm": "/opt/vllm",
+    "git+https://example.org/fork@abc#egg=vllm": "git+https://example.org/fork@abc#egg=vllm",
+    "./vllm-${VLLM}-cp38-abi3-linux_x86_64.whl": "./vllm-${VLLM}-cp38-abi3-linux_x86_64.whl",
+    "FROM vllm/vllm-openai:${VLLM_VERSION}": "vllm/vllm-openai:${VLLM_VERSION}",
+}
+
+
+@pytest.mark.parametrize("old", ["vllm==0.31.0", ""])
+@pytest.mark.parametrize("new", _UNREAD)
+def test_what_brings_in_a_vllm_without_its_release_is_not_judged(
+    new: str, old: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (bump,) = _found(_diff("requirements.txt", old, new), tmp_path)
+    assert (bump.target, bump.line) == (_UNREAD[new], 10)
+    _assert_not_judged(tmp_path, capsys, _UNREAD[new])
+
+
+@pytest.mark.parametrize(
+    "new",
+    ["[tool.poetry.dependencies.vllm]", "ARG VLLM_VERSION", "RUN pip install vllm", 'vllm = "1!0.32"',
+     "  - vllm=0.32.*", "ENV VLLM_VERSION ${V}", "VLLM_VERSION=0.32.${PATCH}", "- vllm: *version",
+     "FROM vllm/vllm-openai"],
+)  # fmt: skip
+def test_a_pin_that_goes_for_a_line_that_cannot_be_read_is_not_judged(
+    new: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert [bump.target for bump in _found(_diff("r.txt", "vllm==0.31.0", new), tmp_path)] == [new.strip()]
+    _assert_not_judged(tmp_path, capsys, new.strip())
+    assert _found(_diff("r.txt", "torch==2", new), tmp_path) == []
+
+
+def _assert_not_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str], target: str) -> None:
+    assert main(["--from-diff", str(tmp_path / "pr.diff"), "--offline", "--format", "json"]) == 2
+    (report,) = json.loads(capsys.readouterr().out)["reports"]
+    assert (report["target"], report["state"]) == (target, "not read")
+    assert "a line that tells a release of vLLM" in report["findings"][0]["why"]
+
+
+def test_a_lock_does_not_say_what_could_not_be_read(tmp_path: Path) -> None:
+    lock = _diff("uv.lock", 'version = "0.32.0"', 'version = "0.33.0"', 'name = "vllm"')
+    diff = _diff("r.txt", "vllm==0.32.0", "vllm==${VLLM}") + lock
+    assert [b.target for b in _found(diff, tmp_path)] == ["vllm==0.33.0", "vllm==${VLLM}"]
+
+
+def test_a_variable_that_the_same_change_sets_is_read(tmp_path: Path) -> None:
+    new = "ARG VLLM_VERSION=0.33.0\n+RUN pip install vllm==${VLLM_VERSION}"
+    assert [b.target for b in _found(_diff("Dockerfile", "RUN pip install vllm==0.32.0", new), tmp_path)] == [
+        "vllm==0.33.0"
+    ]
+
+
+def test_a_name_beside_a_pin_that_another_one_replaces_is_nothing(tmp_path: Path) -> None:
+    diff = _diff("Dockerfile", "RUN pip install vllm==0.32.0", 'RUN pip install vllm==0.33.0\n+CMD ["vllm", "serve"]')
+    assert [b.target for b in _found(diff, tmp_path)] == ["vllm==0.33.0"]
+
+
+def test_a_token_is_no_part_of_a_target(tmp_path: Path) -> None:
+    (bump,) = _found(_diff("r.txt", "vllm==0.31.0", "git+https://u:secret@example.org/x/vllm@abc"), tmp_path)
+    assert bump.target == "git+https://example.org/x/vllm@abc"
+
+
+@pytest.mark.parametrize("new", ["vllm==1!0.32.0", "vllm>=7", "vllm==0.32.${PATCH}"])
+def test_what_has_no_release_is_a_report_as_other_targets_are(
+    new: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for module in (bumps, targets):
+        monkeypatch.setattr(module, "released", lambda *_, **__: ["0.32.0", "0.33.0"])
+    (tmp_path / "pr.diff").write_text(_diff("r.txt", "vllm==0.31.0", new), encoding="utf-8")
+    assert main(["--from-diff", str(tmp_path / "pr.diff"), "--offline", "--format", "json"]) == 2
+    (report,) = json.loads(capsys.readouterr().out)["reports"]
+    assert (report["state"], report["file"], report["line"]) == ("not read", "r.txt", 10)
+    assert new.startswith(report["target"]) and report["findings"][0]["level"] == "not judged"
 
 
 @pytest.mark.parametrize("new", ["vllm", '"vllm[audio]",', "vllm  # any", "FROM vllm/vllm-openai:latest"])
@@ -177,8 +293,9 @@ def test_a_range_is_its_newest_release(
     monkeypatch.setattr(bumps, "released", lambda package, settings, final: there)
     diff = _diff("pyproject.toml", '"vllm>=0.30,<0.32",', new)
     if chosen is None:
-        with pytest.raises(SourceError, match="the index has none"):
-            _found(diff, tmp_path)
+        (bump,) = _found(diff, tmp_path)
+        assert (bump.target, bump.file) == ("vllm>=0.34.0rc1", "pyproject.toml")
+        assert isinstance(bump.fault, SourceError) and "the index has none" in bump.fault.found
     else:
         assert _found(diff, tmp_path) == [Bump(f"vllm=={chosen}", "0.31.0", "pyproject.toml", 10)]
 
@@ -209,7 +326,10 @@ def test_what_is_no_diff_has_no_bump(text: str) -> None:
 
 def test_lines_made_to_take_long() -> None:
     """Each would keep a pattern with two ways to read it busy for years."""
-    for line in ("vllm==" + "1." * 900 + "!", "vllm" + "==1," * 450, "VLLM_VERSION=" + "1-" * 900, "vllm" * 100_000):
+    for line in ("vllm==" + "1." * 900 + "!", "vllm" + "==1," * 450, "VLLM_VERSION=" + "1-" * 900, "vllm" * 100_000,
+                 "vllm" * 490, "vllm-" * 390, "vllm==$" * 280, "-e ./" + "/vllm" * 390, "vllm = {" + "path " * 390,
+                 "vllm-1" + "%2b" * 600, "git+a://" + "/vllm" * 390, "x#egg=" * 330,
+                 "vllm==${" + "{" * 1900):  # fmt: skip
         assert len(list(said_in(_diff("requirements.txt", "", line)))) <= 1
 
 

@@ -130,6 +130,33 @@ def test_a_target_that_holds(tmp_path: Path, checkout: Path) -> None:
     assert written == {"gate.md", "gate.json", "gate.xml", "gate.sarif", "gate.html"}
 
 
+def _gated_into(stdout: Any, checkout: Path, *options: str) -> tuple[int, str]:
+    """(exit code, complaints) of the gate as a process of its own."""
+    command = [sys.executable, "-m", "contract_tests.gate", str(checkout), "--baseline", "0.33.0", *options]
+    given = {**os.environ, "PYTHONPATH": str(ROOT), "SPECSHIM_OFFLINE": "1"}
+    done = subprocess.run(command, env=given, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_full_disk_behind_standard_output_is_said(checkout: Path, form: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        code, said = _gated_into(full, checkout, "--format", form)
+    assert (code, [line.split(":")[0].strip() for line in said.splitlines()]) == (
+        2,
+        ["writing", "wanted", "found", "next"],
+    ), said
+
+
+def test_a_reader_that_has_had_enough_gets_the_verdict_and_the_files(checkout: Path, tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as pipe:
+        assert _gated_into(pipe, checkout, "--output", f"junit={tmp_path / 'gate.xml'}") == (0, "")
+    assert (tmp_path / "gate.xml").is_file()
+
+
 def test_a_target_that_breaks_and_one_that_cannot_be_read(tmp_path: Path, checkout: Path) -> None:
     (checkout / "vllm/v1/request.py").write_text("x = 1\n", "utf-8")
     code, printed, summary, outputs = _run(tmp_path, GATE_TARGETS="checkout nowhere", GATE_BASELINE="0.33.0")

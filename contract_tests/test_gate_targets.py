@@ -24,6 +24,7 @@ from contract_tests.recorded import recorded, recorded_others
 from contract_tests.served import Served, sdist, wheel
 from contract_tests.sources import release, trees
 from contract_tests.stub import stub_files, write_files
+from shims.releases import SPECULATORS
 
 RELEASE = "0.33.0"
 _WHEEL = f"vllm-{RELEASE}-py3-none-any.whl"
@@ -215,6 +216,42 @@ def test_other_words_are_refused_with_the_forms(run: Run, target: str) -> None:
     assert "next" in text
 
 
+@pytest.mark.parametrize("target", [("vllm==0.33.0",), ("--from-diff", "no.diff")])
+def test_nobody_whose_uses_are_judged_is_no_verdict(
+    target: tuple[str, ...], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    report = tmp_path / "out.xml"
+    assert main([*target, "--speculators", "none", "--offline", "--output", f"junit={report}"]) == 2
+    said = capsys.readouterr().err
+    assert "nothing to judge" not in said and not report.exists()
+    assert said.startswith("--speculators none\n") and "next:   name a --consumer" in said
+
+
+@pytest.mark.parametrize("version", ["0.99", "0.2.0", "0.4.9", "0.9.0.dev1", "0.4.0.1+gabc"])
+def test_a_speculators_whose_uses_are_unknown_is_refused(
+    run: Run, index: Served, files: dict[str, bytes], version: str
+) -> None:
+    index.files[_WHEEL] = wheel(files)
+    code, text = run(f"vllm=={RELEASE}", "--speculators", version)
+    assert (code, text.startswith("--speculators\n"), ", ".join(SPECULATORS) in text) == (2, True, True), text
+
+
+def test_an_installed_speculators_whose_uses_are_unknown_is_not_judged(
+    index: Served, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    index.files[_WHEEL] = wheel(files)
+    monkeypatch.setattr("contract_tests.gate.run.installed", lambda package: "0.4.7")
+    assert main([f"vllm=={RELEASE}", "--baseline", RELEASE, "--format", "json"]) == 2
+    ((finding,),) = [report["findings"] for report in json.loads(capsys.readouterr().out)["reports"]]
+    assert "speculators 0.4.7" in finding["why"] and "0.4.0.1" in finding["why"]
+
+
+def test_a_known_speculators_however_it_is_spelled(run: Run, index: Served, files: dict[str, bytes]) -> None:
+    index.files[_WHEEL] = wheel(files)
+    text = run(f"vllm=={RELEASE}", "--speculators", "0.4", "--speculators", "v0.4.0.1+cpu")[1]
+    assert "as speculators 0.4.0 uses it" in text and "as speculators 0.4.0.1 uses it" in text
+
+
 def test_a_fault_of_the_gate_itself_is_no_verdict(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*arguments: object, **options: object) -> None:
         raise KeyError("an oversight")
@@ -237,12 +274,6 @@ def test_wrong_versions_beside_the_target(run: Run, index: Served, files: dict[s
     for options in (("--version", "x"), ("--speculators", "x"), ("--speculators", "0.2.0"), ("--baseline", "x")):
         code, text = run(target, *options)
         assert (code, "Traceback" in text) == (2, False), text
-
-
-def test_a_speculators_that_is_not_known_yet(run: Run, index: Served, files: dict[str, bytes]) -> None:
-    index.files[_WHEEL] = wheel(files)
-    code, text = run(f"vllm=={RELEASE}", "--speculators", "0.4.9")
-    assert (code, "speculators 0.4.9 could not be read" in text) == (0, True), text
 
 
 def test_a_release_before_the_tables(run: Run, index: Served, files: dict[str, bytes]) -> None:

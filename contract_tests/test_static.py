@@ -15,10 +15,10 @@ from contract_tests.support_page import DIRECT, live, results
 from shims.adaptations import ADAPTATIONS
 from shims.contract import Verdict
 from shims.planning import select
-from shims.releases import known, proved_direct
+from shims.releases import SPECULATORS, TRANSFORMERS, known, proved_direct
 from shims.touchpoints import TOUCHPOINTS
 from shims.verbs import Compute, Drop, Fill, Moved, Provide
-from shims.versions import Stack, base_release, within
+from shims.versions import Stack, base_release, has_generator, newest_first, within
 
 _OTHERS = {package: recorded_others(package) for package in OTHERS}
 # `transformers` takes these by a star import for type checkers and answers them at run time.
@@ -32,6 +32,14 @@ def test_nothing_is_broken(release: str, speculators: str) -> None:
     wrong = [f"{j.touchpoint.key}: {j.verdict.value}: {j.why}" for j in judged if j.verdict is not Verdict.HOLDS]
     unexpected = [line for line in wrong if line.partition(":")[0] not in _OPAQUE]
     assert not unexpected, "\n".join(unexpected)
+
+
+def test_what_is_called_known_was_read() -> None:
+    """`shims/releases.py` against the snapshots, which the shims do not import."""
+    read = newest_first(recorded_others("transformers"))
+    assert (read[-1], read[0]) == TRANSFORMERS
+    assert set(GENERATORS) | set(COLUMNS) <= set(SPECULATORS)
+    assert [version for version in SPECULATORS if has_generator(version)] == list(GENERATORS)
 
 
 @pytest.mark.parametrize("speculators", GENERATORS)

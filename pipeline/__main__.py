@@ -7,11 +7,9 @@ that `--help` and refusals need no deep-learning library.
 from __future__ import annotations
 
 import contextlib
-import errno
 import importlib.util
 import io
 import json
-import os
 import re
 import shlex
 import signal
@@ -39,6 +37,7 @@ from pipeline.commands.status import lines_of as status_lines
 from pipeline.commands.train import train
 from pipeline.object_store.address import shown
 from shims.errors import SpecshimError, UsageError
+from shims.explained import explained
 
 app = typer.Typer(
     name="specshim",
@@ -49,7 +48,6 @@ app = typer.Typer(
     context_settings={"max_content_width": 100},
 )
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 _LISTS = ("--layer-ids", "--source-layer-ids", "--trained-layer-ids")
 _DATA = "pip install 'specshim[data]'"
 _INSTALLED_BY = {
@@ -385,25 +383,6 @@ def _signals_raise() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
-def _explained(error: Exception) -> SpecshimError | None:
-    """A refusal in place of a traceback, for what a person can mend in the file system."""
-    # safetensors and torch tell of a full disk in errors of their own, the one in words, the other behind its own.
-    told = f"{error} {error.__context__ or ''}"
-    full = [
-        os.strerror(number) for number in _FULL if number == getattr(error, "errno", 0) or os.strerror(number) in told
-    ]
-    if full:
-        where = str(getattr(error, "filename", None) or "writing")
-        step = "make room, then run the same command again: what is finished is kept"
-        return SpecshimError(where, "space on the disk", full[0], step)
-    if not isinstance(error, OSError):
-        return None
-    where, found = str(error.filename or "writing"), error.strerror or type(error).__name__
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST):
-        return SpecshimError(where, "a path that can be used", found, "check what lies there and its permissions")
-    return None
-
-
 def _missing(error: ModuleNotFoundError) -> SpecshimError | None:
     """A refusal in place of a traceback, where a package is not installed that only some stages need."""
     package = (error.name or "").partition(".")[0]
@@ -445,10 +424,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _complain(f"the command was: {shlex.join(['specshim', *given])}")
         sys.exit(1)
     except Exception as error:  # noqa: BLE001  the last place where a message can be made
-        explained = _missing(error) if isinstance(error, ModuleNotFoundError) else _explained(error)
-        if explained is None:
+        told = _missing(error) if isinstance(error, ModuleNotFoundError) else explained(error)
+        if told is None:
             _complain(traceback.format_exc())
-        _complain(str(explained or f"failed: {type(error).__name__}: {str(error).strip() or 'no message'}"))
+        _complain(str(told or f"failed: {type(error).__name__}: {str(error).strip() or 'no message'}"))
         sys.exit(1)
 
 

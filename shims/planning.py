@@ -8,16 +8,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shims.adaptations import ADAPTATIONS, Adaptation
-from shims.releases import known
+from shims.releases import SPECULATORS, TRANSFORMERS, known
 from shims.touchpoints import by_key
 from shims.verbs import Moved, Provide, Wrap
-from shims.versions import Stack, has_generator, is_exact_release, within
+from shims.versions import Stack, has_generator, is_exact_release, known_as, within
 
 # What a state means, in the order from good to bad.
 STATES = {
     "native": "nothing to adapt",
     "adapted": "a known release; the rows below make it right",
-    "unverified": "this vLLM is not in the table of known releases: rows were chosen by range and by signature",
+    "unverified": "a part of this stack is no known release: rows were chosen by range and by signature",
     "absent": "vllm or speculators is not installed: at most `import speculators` is adapted, to train or evaluate",
     "unsupported": "the generator cannot run on this stack",
 }
@@ -70,7 +70,8 @@ def select(stack: Stack) -> Plan:
     """The plan for `stack`: rows by version, a state, and a note where something is to be said."""
     if stack.vllm is None or stack.speculators is None:
         absent = [name for name in ("vllm", "speculators") if getattr(stack, name) is None]
-        return Plan(stack, _to_import(stack), "absent", f"{' and '.join(absent)} not found")
+        notes = [f"{' and '.join(absent)} not found", *_unknown(stack)]
+        return Plan(stack, _to_import(stack), "absent", "; ".join(notes))
     oldest = known()[0]
     if within(stack.vllm, f"<{oldest}") or within(stack.speculators, "<0.3"):
         return Plan(stack, (), "unsupported", f"vllm before {oldest} and speculators before 0.3.0 were never looked at")
@@ -86,12 +87,24 @@ def select(stack: Stack) -> Plan:
             f"speculators {stack.speculators} has no VllmHiddenStatesGenerator (it was removed in 0.5.0): code that "
             "imports it gets the direct engine's; extract with --engine direct or --engine native"
         )
-    if stack.vllm.partition("+")[0] not in known() or not is_exact_release(stack.vllm):
-        notes.append(
-            f"vllm {stack.vllm} is not a known release (newest known: {known()[-1]}); check a few rows with `verify`"
-        )
-        return Plan(stack, rows, "unverified", "; ".join(notes))
+    if unknown := _unknown(stack):
+        return Plan(stack, rows, "unverified", "; ".join([*notes, *unknown, "check a few rows with `verify`"]))
     return Plan(stack, rows, "adapted" if rows else "native", "; ".join(notes))
+
+
+def _unknown(stack: Stack) -> list[str]:
+    """What of the stack is no release that was read, a sentence each."""
+    tables = (("vllm", stack.vllm, known()), ("speculators", stack.speculators, SPECULATORS))
+    found = [
+        f"{package} {version} is not a known release (newest known: {releases[-1]})"
+        for package, version, releases in tables
+        if version is not None and known_as(version, releases) is None
+    ]
+    oldest, newest = TRANSFORMERS
+    version = stack.transformers
+    if version is not None and not (within(version, f">={oldest},<={newest}") and is_exact_release(version)):
+        found.append(f"transformers {version} is not a known release (known: {oldest} to {newest})")
+    return found
 
 
 def _to_import(stack: Stack) -> tuple[Adaptation, ...]:

@@ -1,4 +1,4 @@
-"""The table of known vLLM releases, read from `releases.toml`."""
+"""The table of known vLLM releases, read from `releases.toml`, and what is known beside vLLM."""
 
 from __future__ import annotations
 
@@ -14,6 +14,11 @@ else:  # pragma: no cover
 
 # In a wheel the table lies beside this file, in a checkout at the top.
 _PLACES = (Path(__file__).with_name("releases.toml"), Path(__file__).parents[1] / "releases.toml")
+
+# The speculators releases of which it was read what they use.
+SPECULATORS = ("0.3.0", "0.4.0", "0.4.0.1", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "0.9.0")
+# The oldest and the newest transformers that was read; a test compares it with the snapshots.
+TRANSFORMERS = ("4.55.2", "5.24.0")
 
 
 @lru_cache(maxsize=1)

@@ -149,6 +149,13 @@ def is_exact_release(version: str) -> bool:
     return not (parsed.is_prerelease or parsed.is_devrelease or built_from_commit)
 
 
+def known_as(version: str, releases: Iterable[str]) -> str | None:
+    """The one of `releases` that `version` is, in any spelling, or is a build of (`+cpu`); None where it is none."""
+    there = list(releases)
+    plain = spelled(version.partition("+")[0], there)
+    return plain if plain in there and is_exact_release(version) else None
+
+
 def has_generator(speculators: str | None) -> bool:
     """Whether this speculators release ships `VllmHiddenStatesGenerator`."""
     return within(speculators, GENERATOR_RANGE)

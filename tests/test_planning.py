@@ -74,6 +74,32 @@ def test_a_version_that_is_none_is_the_callers_mistake(flag: str) -> None:
     assert "Traceback" not in done.output
 
 
+@pytest.mark.parametrize(
+    ("stack", "said"),
+    [
+        (("0.16.0", "0.99", None), ["speculators 0.99 is not a known release (newest known: 0.9.0)"]),
+        (("0.16.0", "0.4.0.2", None), ["speculators 0.4.0.2 is not a known release"]),
+        (("0.32.0", "0.4.0.1", "99"), ["transformers 99 is not a known release (known: 4.55.2 to 5.24.0)"]),
+        (("0.32.0", "0.4.0.1", "4.40.0"), ["transformers 4.40.0 is not"]),
+        (("0.99.0", "0.4.7", "6.0"), ["vllm 0.99.0 is not", "speculators 0.4.7 is not", "transformers 6.0 is not"]),
+    ],
+)
+def test_each_part_that_is_not_known_is_said(stack: tuple[str, str, str | None], said: list[str]) -> None:
+    plan = shims.plan(*stack)
+    assert (plan.state, [text for text in said if text not in plan.note]) == ("unverified", []), plan.note
+    assert "a known release; the rows below make it right" not in plan.render()
+
+
+def test_an_unknown_transformers_is_said_without_vllm_too() -> None:
+    assert select(Stack(None, "0.4.0.1", "99")).note.endswith("transformers 99 is not a known release "
+                                                              "(known: 4.55.2 to 5.24.0)")  # fmt: skip
+
+
+@pytest.mark.parametrize("stack", [("0.16", "0.4.0.1+cpu"), ("v0.32.0", "0.3", "5.24.0"), ("0.32.0", "0.9.0")])
+def test_a_stack_of_known_releases_is_known(stack: tuple[str, ...]) -> None:
+    assert shims.plan(*stack).state == "adapted"
+
+
 def test_nothing_installed_is_said_and_is_no_error() -> None:
     plan = json.loads(_command("plan", "--json").says())
     assert plan["state"] == "absent"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from contract_tests.gate.options import Options, parsed
 from shims.errors import SpecshimError, UsageError
+from shims.explained import explained
 
 # What reads sources; import name -> distribution.
 _NEEDED = {"griffe": "griffe", "pypi_simple": "pypi-simple", "remotezip": "remotezip", "requests": "requests"}
@@ -45,7 +47,7 @@ def _gated(options: Options) -> int:
     for output in options.outputs:
         text = FORMATS[output.format](reports, options.fail_on)
         if not output.file:
-            sys.stdout.write(text)
+            _print(text)
             continue
         try:
             Path(output.file).write_text(text, encoding="utf-8")
@@ -53,6 +55,24 @@ def _gated(options: Options) -> int:
             found = error.strerror or type(error).__name__
             raise UsageError(output.file, "a file that can be written", found, "name another one") from error
     return exit_code(reports, options.fail_on)
+
+
+def _print(text: str) -> None:
+    """To standard output, at once: what cannot be written is found here, and not while Python ends.
+
+    Raises:
+        SpecshimError: it could not be written, on a full disk for one.
+    """
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        # What is left in the buffer would fail once more, and take the exit code with it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            return  # who read it had enough (`… | head`); the verdict stands
+        found, next_step = error.strerror or type(error).__name__, "write it elsewhere, or to a file with --output"
+        raise explained(error) or SpecshimError("standard output", "a place to write to", found, next_step) from error
 
 
 def _refuse_if_incomplete() -> None:

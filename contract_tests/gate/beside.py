@@ -9,7 +9,7 @@ from contract_tests.readers.found import Reading
 from contract_tests.recorded import OTHERS, recorded_others
 from contract_tests.snapshot import read_release
 from contract_tests.sources import Settings, SourceError, released
-from shims.versions import has_generator, newest_first, within
+from shims.versions import newest_first, within
 
 _FETCHED = ("transformers", "torch")
 
@@ -21,11 +21,6 @@ def others_for(readings: Iterable[Reading], speculators: str, settings: Settings
     """
     others = {package: dict(recorded_others(package)) for package in OTHERS}
     notes: list[str] = []
-    if has_generator(speculators) and speculators not in others["speculators"]:
-        try:
-            others["speculators"][speculators] = read_release("speculators", speculators, settings)
-        except SourceError as error:
-            notes.append(f"speculators {speculators} could not be read: {error.found}")
     for reading in readings:
         for package in _FETCHED:
             if admitted(package, reading, speculators, others):

@@ -13,13 +13,11 @@ from contract_tests.gate.changes import Change, changes, misplaced
 from contract_tests.gate.excerpts import body_findings
 from contract_tests.gate.releases import Release, base_of, between, state_of
 from contract_tests.gate.report import Finding, Level, Report
-from contract_tests.homes import GENERATORS
 from contract_tests.judge import Judgement, Others, judge, judge_release, last_that_held
 from contract_tests.readers.found import ABSENT
 from contract_tests.recorded import recorded
 from contract_tests.sources import Settings, SourceError
 from shims.contract import Verdict
-from shims.errors import UsageError
 from shims.planning import choices, select
 from shims.releases import known
 from shims.verbs import Moved, Provide
@@ -31,12 +29,8 @@ def gate(target: Release, baseline: Release, speculators: str, settings: Setting
 
     Raises:
         SourceError: something that the judgement needs cannot be read.
-        UsageError: nothing is known of what this speculators release uses.
     """
     started = time.perf_counter()
-    if within(speculators, f"<{GENERATORS[0]}"):
-        wanted, step = f"speculators {GENERATORS[0]} or newer", "name a release whose uses are known, or `none`"
-        raise UsageError("--speculators", wanted, speculators, step)
     others, notes = others_for((target.reading, baseline.reading), speculators, settings)
     before = {j.touchpoint.key: j for j in judged(baseline, speculators, others)}
     comparison = Comparison(target, baseline, speculators)

@@ -78,6 +78,10 @@ def parsed(arguments: Sequence[str], program: str) -> Options:
     for version in given.speculators:
         if version not in ("none", "all"):
             parse(version, "--speculators")
+    if "none" in given.speculators and not given.consumer:
+        # Without any use every vLLM would hold.
+        next_step = "name a --consumer, or leave --speculators none out"
+        raise UsageError("--speculators none", "a --consumer whose uses are judged instead", "none", next_step)
     return Options(
         tuple(given.target),
         given.from_diff,

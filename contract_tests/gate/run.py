@@ -16,9 +16,9 @@ from contract_tests.gate.targets import open_target
 from contract_tests.homes import GENERATORS
 from contract_tests.recorded import is_recorded, recorded
 from contract_tests.sources import Settings
-from shims.errors import SpecshimError
-from shims.releases import known
-from shims.versions import has_generator, installed
+from shims.errors import SpecshimError, UsageError
+from shims.releases import SPECULATORS, known
+from shims.versions import has_generator, installed, known_as
 
 ALL = "all"
 
@@ -33,9 +33,13 @@ def run(options: Options) -> list[Report]:
     reports: list[Report] = []
     releases = _Releases(settings)
     with deadline(options.timeout, "the gate"):
+        if options.speculators:
+            speculators_of(options)  # refused before anything is read
         consumers = [open_consumer(text, settings) for text in options.consumers]
         for bump in _bumps(options, settings):
             try:
+                if bump.fault is not None:
+                    raise bump.fault
                 reports += _judge(bump, options, consumers, releases)
             except SpecshimError as error:
                 reports.append(not_judged(bump, error))
@@ -43,13 +47,28 @@ def run(options: Options) -> list[Report]:
 
 
 def speculators_of(options: Options) -> list[str]:
-    """The speculators releases whose uses are judged."""
+    """The speculators releases whose uses are judged.
+
+    Raises:
+        UsageError: nothing is known of what one of them uses.
+    """
     if "none" in options.speculators:
         return []
     if ALL in options.speculators:
         return list(GENERATORS)
+    if options.speculators:
+        return [_known(version, "--speculators") for version in options.speculators]
     here = installed("speculators")
-    return list(options.speculators) or [here if here and has_generator(here) else GENERATORS[-1]]
+    return [_known(here, "speculators of this environment") if here and has_generator(here) else GENERATORS[-1]]
+
+
+def _known(speculators: str, where: str) -> str:
+    """The release of which it was read what it uses: to judge another one by its neighbours' uses would be a guess."""
+    release = known_as(speculators, SPECULATORS)
+    if release is None:
+        wanted, found = f"a release whose uses are known: {', '.join(SPECULATORS)}", f"speculators {speculators}"
+        raise UsageError(where, wanted, found, "name one of these with --speculators, or `none` and a --consumer")
+    return release
 
 
 def not_judged(bump: Bump, error: SpecshimError) -> Report:
