@@ -122,3 +122,7 @@ class VllmHiddenStatesGenerator:
             }
             for name in sorted(prompts)
         ]
+
+    def __del__(self):
+        if hasattr(self, "executor"):
+            self.executor.shutdown()
