@@ -159,6 +159,7 @@ def test_each_process_has_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_more_processes_than_devices_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train_module.console, "quiet", False)  # a further rank's is: not the tests' after this
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     for name, value in (("RANK", "2"), ("LOCAL_RANK", "2"), ("WORLD_SIZE", "3")):
