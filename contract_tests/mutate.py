@@ -59,6 +59,8 @@ UNIT = {
     "rpc-replies-with-a-list": f"{_CHAIN}::test_every_row_is_its_own[0.11.0-0.4.0.1]",
     "remote-code-as-asked-configuration": f"{_CHAIN}::test_remote_code_runs_only_where_it_was_asked_for[configuration]",
     "remote-code-as-asked-tokenizer": f"{_CHAIN}::test_remote_code_runs_only_where_it_was_asked_for[tokenizer]",
+    "workers-told-of-their-blocks": f"{_CHAIN}::test_every_row_is_its_own[0.16.0-0.4.0.1]",
+    "workers-end-before-the-interpreter": f"{_CHAIN}::test_the_workers_end_once_and_with_the_generator",
     "loud-construction": f"{_CHAIN}::test_a_bare_assertion_while_building_is_told_and_stops_the_workers",
     "capture-confirmed-by-workers": f"{_CHAIN}::test_a_worker_without_the_shims_is_refused",
     "requests-followed-by-id": f"{_CHAIN}::test_every_row_is_its_own[0.16.0-0.4.0.1]",

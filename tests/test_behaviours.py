@@ -137,7 +137,11 @@ def test_what_is_no_failure_or_carries_data_is_sent_as_it_is() -> None:
 def _built(failure: Exception | None, log: Callable[[], None] = lambda: None) -> tuple[list[str], Exception | None]:
     """Whether the executor was stopped, and what came out."""
     stopped: list[str] = []
-    generator = SimpleNamespace(executor=SimpleNamespace(shutdown=lambda: stopped.append("stopped")))
+
+    class Generator:
+        executor = SimpleNamespace(shutdown=lambda: stopped.append("stopped"))
+
+    generator = Generator()
 
     def wrapped(path: str) -> None:
         log()
@@ -147,8 +151,8 @@ def _built(failure: Exception | None, log: Callable[[], None] = lambda: None) ->
     try:
         construct(wrapped, generator, ("model",), {})
     except Exception as error:
-        return stopped, error
-    return stopped, None
+        return list(stopped), error
+    return list(stopped), None  # as it is while somebody holds the generator
 
 
 def test_a_generator_that_can_be_built_is_left_alone() -> None:

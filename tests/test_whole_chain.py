@@ -82,6 +82,11 @@ def test_the_scheduler_counts_the_blocks_of_the_cache(beside_torch: Forks, tmp_p
     assert done.says().startswith("adapted")
 
 
+def test_the_workers_end_once_and_with_the_generator(beside_torch: Forks, tmp_path: Path) -> None:
+    code = f"settings = {{}}\n{CHAIN}\nimport gc\ndel generator\ngc.collect()\n"
+    assert _chain(beside_torch, tmp_path, "0.32.0", "0.4.0.1", code).says().count("shut down") == 1
+
+
 BUILD = """
 import shims
 from speculators.data_generation.vllm_hidden_states_generator import VllmHiddenStatesGenerator

@@ -30,6 +30,8 @@ class _Executor:
     def execute_model(self, scheduler_output):
         assert not self._half_way, "sample_tokens has to follow execute_model"
         self._half_way = VERSION >= (0, 11, 1)
+        # As FlexAttention has it, which the engine core tells before 0.18.
+        assert VERSION >= (0, 18) or self._worker.blocks
         self._ask(lambda: self._worker.model_runner.execute_model(scheduler_output))
 
     def initialize_from_config(self, kv_cache_configs):
@@ -87,6 +89,11 @@ def _worker(vllm_config):
                 pass
 
     class Worker(extension, MiniWorker):
+        blocks = None
+
+        def initialize_cache(self, num_gpu_blocks, num_cpu_blocks):
+            self.blocks = num_gpu_blocks
+
         def get_kv_cache_spec(self):
             spec = SimpleNamespace(block_size=vllm_config.cache_config.block_size)
             return {f"layers.{i}": spec for i in range(6)}
