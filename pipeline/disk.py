@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shims.errors import SpecshimError, UsageError
+from shims.explained import FULL
 
 GIB = 1 << 30
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3": 1}
 _HEADER_BYTES = 2048
 """Header of a row's file, and what the file system or the tar adds."""
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class DiskFull(SpecshimError):
 
 def is_full(error: BaseException) -> bool:
     """Whether an error says that there is no space (or no quota) left."""
-    return isinstance(error, OSError) and error.errno in _FULL
+    return isinstance(error, OSError) and error.errno in FULL
 
 
 def free_bytes(folder: Path) -> int:

@@ -7,7 +7,7 @@ import os
 
 from shims.errors import SpecshimError
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL = (errno.ENOSPC, errno.EDQUOT)
 _UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST)
 
 
@@ -16,7 +16,7 @@ def explained(error: Exception) -> SpecshimError | None:
     # safetensors and torch tell of a full disk in errors of their own, the one in words, the other behind its own.
     told = f"{error} {error.__context__ or ''}"
     full = [
-        os.strerror(number) for number in _FULL if number == getattr(error, "errno", 0) or os.strerror(number) in told
+        os.strerror(number) for number in FULL if number == getattr(error, "errno", 0) or os.strerror(number) in told
     ]
     if full:
         where = str(getattr(error, "filename", None) or "writing")

@@ -34,6 +34,11 @@ def model_of(runner: Any) -> Any:
     return runner.get_model() if hasattr(runner, "get_model") else runner.model
 
 
+def devices_of(worker: Any) -> int:
+    """Over how many devices a worker's model is split."""
+    return int(worker.parallel_config.tensor_parallel_size)
+
+
 def follow_batches(runner: Any, note: Callable[[list[str]], None]) -> None:
     """Tell the order of each batch that the second runner makes.
 

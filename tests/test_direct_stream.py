@@ -57,11 +57,8 @@ def no_receiver_left() -> Iterator[None]:
     taps._receiver = None
 
 
-def _config(devices: int = 1) -> Any:
-    return SimpleNamespace(
-        scheduler_config=SimpleNamespace(max_num_batched_tokens=BUDGET + 8),
-        parallel_config=SimpleNamespace(tensor_parallel_size=devices),
-    )
+def _config() -> Any:
+    return SimpleNamespace(scheduler_config=SimpleNamespace(max_num_batched_tokens=BUDGET + 8))
 
 
 def open_stream(kind: str, native_ids: list[int], sink: Any, model: Any = None, **settings: Any) -> Stream:
@@ -326,8 +323,8 @@ def test_a_layer_that_gives_fewer_rows_than_the_step_has_is_refused() -> None:
 def test_layers_that_return_one_devices_share_are_refused_on_several() -> None:
     model = TextModel()
     model.model.layers[2] = Partial("pair")
-    worker: Any = MiniWorker(RUNNERS["v1"](model))
-    worker.vllm_config = _config(2)
+    worker: Any = MiniWorker(RUNNERS["v1"](model), devices=2)
+    worker.vllm_config = _config()
     with pytest.raises(WrongStatesError, match="one device's share"):
         Stream(worker, [3])
 

@@ -19,6 +19,7 @@ from shims.errors import WrongStatesError
 from shims.model_parts import (
     adds_residual,
     decoder_stack,
+    devices_of,
     embedding_of,
     follow_batches,
     layers_of,
@@ -80,7 +81,7 @@ class Capture:
         self.runner = runner_kind(self._runner)
         self.model = type(model_of(self._runner)).__name__
         if self.records:
-            self._attach(getattr(getattr(worker, "parallel_config", None), "tensor_parallel_size", 1))
+            self._attach(devices_of(worker))
 
     def _attach(self, devices: int) -> None:
         base = decoder_stack(model_of(self._runner))

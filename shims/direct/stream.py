@@ -22,7 +22,7 @@ from shims.direct import taps
 from shims.direct.assembly import Assembly, Row, Step
 from shims.direct.staging import Filled, Staging
 from shims.errors import SinkError, SpecshimError, WrongStatesError
-from shims.model_parts import follow_batches, model_of, runner_kind
+from shims.model_parts import devices_of, follow_batches, model_of, runner_kind
 
 # A request is called "<row>@" by us; vLLM may add characters of its own behind.
 MARK = "@"
@@ -73,7 +73,7 @@ class Stream:
         self._done: list[str] = []
         self._faults: dict[str, str] = {}
         self._fatal: SpecshimError | None = None  # a SinkError where a row could not be stored
-        taps.attach(model_of(self._runner), native_ids, self, _devices(worker))
+        taps.attach(model_of(self._runner), native_ids, self, devices_of(worker))
         if self.kind == "v2":
             follow_batches(self._runner, self._ordered)
 
@@ -235,11 +235,6 @@ class Stream:
                 "fatal": list(fatal.args) if fatal else None,
                 "sink": [*fatal.args, fatal.errno] if isinstance(fatal, SinkError) else None,
             }
-
-
-def _devices(worker: Any) -> int:
-    parallel = getattr(worker.vllm_config, "parallel_config", None)
-    return getattr(parallel, "tensor_parallel_size", 1)
 
 
 def _explained(error: Exception) -> SinkError:

@@ -13,7 +13,7 @@ from shims import cpu_norm
 from shims.direct import taps
 from shims.direct.stream import Stream
 from shims.errors import SpecshimError
-from shims.model_parts import model_of
+from shims.model_parts import devices_of, model_of
 from shims.verbs import load
 
 # Under this name the settings travel in vLLM's `additional_config`, which is part of its compile cache's key:
@@ -47,7 +47,7 @@ class CaptureWorker(PlatformWorker):  # type: ignore[misc]
         if self.rank == 0:
             self._specshim = Stream(self, native_ids)
         else:
-            taps.attach(model_of(self.model_runner), native_ids, None, self.parallel_config.tensor_parallel_size)
+            taps.attach(model_of(self.model_runner), native_ids, None, devices_of(self))
         return result
 
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
