@@ -17,7 +17,7 @@ from typing import Any
 from pipeline import manifest, run_history
 from pipeline.engines import EngineOptions
 from pipeline.engines.direct import StreamingEngine, open_streaming
-from pipeline.model_info import read_model, sha256_file
+from pipeline.model_info import read_model
 from pipeline.places import signature
 from pipeline.prepared import PreparedFile
 from pipeline.replicas.sink import LeasedSinkSettings
@@ -34,7 +34,6 @@ class Task:
 
     options: EngineOptions
     sink: LeasedSinkSettings
-    prepared_sha256: str
     folder_signature: str
     """What the lock of the output folder says while the run is on: tells that this is the same folder."""
     slot: int = 0
@@ -82,9 +81,6 @@ class Replica:
             record = manifest.compose("extract", with_plan=True, engine="direct")
             header = task.sink.header | {"stack": run_history.stack_name(record)}
             sink = replace(task.sink, header=header)
-            self._data = PreparedFile(
-                Path(sink.prepared_data), vocab_size=None, checked=True, sha256=sink.prepared_sha256
-            )
             guard()
             self._engine = open_streaming(task.options, sink)
         except Exception as error:  # noqa: BLE001  told to the caller, whatever it is
@@ -94,9 +90,15 @@ class Replica:
     def _check_files(self) -> None:
         task = self._task
         model, data, folder = task.options.model, Path(task.sink.prepared_data), task.sink.folder
+        if data.is_file():
+            self._data = PreparedFile(data, vocab_size=None, checked=True)
         for what, wanted, found in (
             (f"--output-dir {folder}", task.folder_signature, signature(folder)),
-            (f"--prepared-data {data}", task.prepared_sha256, sha256_file(data) if data.is_file() else "no such file"),
+            (
+                f"--prepared-data {data}",
+                task.sink.prepared_sha256,
+                self._data.sha256 if data.is_file() else "no such file",
+            ),
             (f"--model-path {model.path}", model.fingerprint, read_model(str(model.path)).fingerprint),
         ):
             if wanted != found:

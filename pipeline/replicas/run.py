@@ -157,9 +157,8 @@ class _Run:
         options = engine_options(self._job)
         options = replace(options, model=replace(options.model, path=options.model.path.absolute()))
         sink = LeasedSinkSettings(**settings, rows_per_chunk=self._rows_per_chunk)
-        data = self._record["inputs"]["prepared_data"]
         guessed = self._config.dtype == "auto" and self._job.dtype != self._job.model.dtype
-        return Task(options, sink, data, signature(sink.folder), guessed=guessed)
+        return Task(options, sink, signature(sink.folder), guessed=guessed)
 
     def _preflight(self, cluster: RayCluster, slot: int) -> None:
         job = self._job
